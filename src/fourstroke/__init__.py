@@ -1,0 +1,3 @@
+"""Fourstroke: reinforcement-learning post-training of language and vision-language models."""
+
+__version__ = "0.1.0"

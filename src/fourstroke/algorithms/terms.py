@@ -1,0 +1,87 @@
+"""The terms of each bundle's loss as data, the sums that a loss returns, and the rule for rows that may be skipped.
+
+Loads without torch, since the controller reads it; :mod:`fourstroke.algorithms.losses` binds the terms to functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from fourstroke.config import AlgorithmConfig
+from fourstroke.errors import ConfigError
+from fourstroke.types import Column, Trajectory
+
+
+class LossMetric(StrEnum):
+    """The sums that a loss returns. All but ``LOSS`` are plain sums over loss tokens, to divide by their count."""
+
+    LOSS = "loss"  # sum of weight * token loss; already has its denominator, so add it up and do not divide
+    ENTROPY = "entropy"  # of the policy's distribution at the token, in nats
+    LOG_RATIO = "log_ratio"  # current - behaviour
+    ABS_LOG_RATIO = "abs_log_ratio"  # |current - behaviour|
+    CLIPPED = "clipped"  # tokens whose ratio gets no gradient since a clip holds it
+    IMPORTANCE_WEIGHT = "importance_weight"  # of the correction, after the cap
+    TRUNCATED = "truncated"  # tokens whose importance weight the cap holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One addend of a loss.
+
+    Attributes:
+        name: Name of the term; ``losses.LOSSES`` holds its function.
+        scales_with_advantage: Whether its gradient is zero at every token whose advantage is zero. A row may be skipped
+            only where all terms say so; an entropy bonus or a KL penalty would not.
+    """
+
+    name: str
+    scales_with_advantage: bool
+
+
+POLICY_CLIP = Term(name="policy_clip", scales_with_advantage=True)
+
+BUNDLE_TERMS: dict[str, tuple[Term, ...]] = {
+    "grpo": (POLICY_CLIP,),
+    "dr_grpo": (POLICY_CLIP,),
+}
+
+
+def terms_of(config: AlgorithmConfig) -> tuple[Term, ...]:
+    """The terms of the bundle that ``algorithm.name`` names.
+
+    Raises:
+        ConfigError: There is no such bundle.
+    """
+    if config.name not in BUNDLE_TERMS:
+        raise ConfigError(f"algorithm.name = {config.name!r} is no bundle; choose one of {', '.join(BUNDLE_TERMS)}")
+    return BUNDLE_TERMS[config.name]
+
+
+def needs_gradient(rows: Sequence[Trajectory], *, config: AlgorithmConfig) -> tuple[int, ...]:
+    """Positions of the rows that a backward pass can change anything for; the others may be skipped.
+
+    A row without a loss token gives no gradient. One whose loss tokens all have the advantage 0 gives none if every
+    term of the bundle scales with the advantage. Skipped rows still count in the denominators of the step.
+
+    Args:
+        rows: Rows with ``Column.LOSS_MASK`` and ``Column.ADVANTAGES``.
+        config: Read for the bundle.
+
+    Example:
+        >>> row = Trajectory(id="r0", group="g", episode="e", columns={
+        ...     Column.IDS: np.array([1, 2]), Column.LOSS_MASK: np.array([False, True]),
+        ...     Column.ADVANTAGES: np.array([0.0, 0.0])})
+        >>> needs_gradient([row], config=AlgorithmConfig.model_validate({"name": "grpo"}))
+        ()
+    """
+    is_scaled = all(term.scales_with_advantage for term in terms_of(config))
+    positions = []
+    for position, row in enumerate(rows):
+        advantages_N = row[Column.ADVANTAGES][row[Column.LOSS_MASK]]
+        if len(advantages_N) and not (is_scaled and np.all(advantages_N == 0)):
+            positions.append(position)
+    return tuple(positions)

@@ -1,0 +1,189 @@
+"""The command line. Each command reads its input, calls one function of a room, and prints; nothing is decided here.
+
+    fourstroke train quickstart  ->  orchestration.training_run  ->  orchestration.controller
+
+A user's mistake is printed as one sentence, with an exit status by kind. Heavy rooms are imported by the commands that
+need them, so that ``--help`` and ``--dry-run`` load neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import psutil
+import typer
+
+import fourstroke
+from fourstroke.config import RunConfig, dump_config, load_config, process_settings
+from fourstroke.errors import ConfigError, FourstrokeError
+from fourstroke.observability import make_reporter, printable
+from fourstroke.recipes import RECIPES
+
+app = typer.Typer(help="Reinforcement-learning post-training of language models.", no_args_is_help=True)
+ledger_app = typer.Typer(help="Questions to a run's ledger.", no_args_is_help=True)
+models_app = typer.Typer(help="Models that can be had by a short name.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(models_app, name="models")
+
+Source = Annotated[str, typer.Argument(help="A recipe's name or a YAML file.", show_default=False)]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given again.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def _config_of(source: str, sets: list[str] | None) -> RunConfig:
+    recipe = RECIPES.get(source)
+    if recipe is not None:
+        return load_config(recipe(), overrides=sets or ())
+    if not Path(source).exists():
+        raise ConfigError(f"{source!r} is neither a recipe ({', '.join(RECIPES)}) nor a file; name one of them")
+    return load_config(Path(source), overrides=sets or ())
+
+
+@app.command()
+def train(
+    source: Source,
+    sets: Sets = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print and write the resolved configuration, stop.")] = False,
+) -> None:
+    """Train a model, evaluated before and after; prints the run folder last."""
+    config = _config_of(source, sets)
+    if dry_run:
+        _dry_run(config)
+        return
+    from fourstroke.orchestration.training_run import TrainingRun, prepare_run, summary_lines
+
+    reporter = make_reporter(sys.stdout)
+    reporter.note(f"preparing {config.name}: model {config.model.name}")
+    prepared = prepare_run(config, settings=process_settings())
+    try:
+        summary = _run_to_end(TrainingRun(prepared, reporter=reporter).run())
+        reporter.summary(summary_lines(summary, curves=prepared.folder.curves_path))
+    finally:
+        reporter.close()
+        prepared.folder.close()
+        print(f"{prepared.folder.path}/")
+
+
+def _dry_run(config: RunConfig) -> None:
+    text = dump_config(config)
+    path = Path(config.runs_dir) / f"{config.name}.dry-run.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    print(text, end="")
+    print(f"written to {path}", file=sys.stderr)
+
+
+@app.command("eval")
+def evaluate_command(
+    source: Annotated[str, typer.Argument(help="A run folder, a recipe's name or a YAML file.", show_default=False)],
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate on the held-out tasks: a run's trained model, or the model that a configuration names."""
+    from fourstroke.orchestration.evaluation_run import EvaluationRun, evaluation_config
+
+    config = evaluation_config(Path(source), sets or ()) if Path(source).is_dir() else _config_of(source, sets)
+    reporter = make_reporter(sys.stderr)
+    try:
+        report = _run_to_end(EvaluationRun(config, settings=process_settings(), reporter=reporter).run())
+    finally:
+        reporter.close()
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+
+
+@ledger_app.command("audit")
+def ledger_audit(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Print drawn, trained, dropped and pending, and whether they balance; exits with 1 if they do not."""
+    from fourstroke.store import Ledger, RunFolder
+
+    with contextlib.closing(Ledger(RunFolder.open(run).ledger_path, is_read_only=True)) as ledger:
+        audit = ledger.audit()
+    fields: dict[str, Any] = msgspec.to_builtins(audit)
+    if as_json:
+        print(json.dumps(fields))
+    else:
+        for name, value in fields.items():
+            print(f"{name:<20}{printable(str(value))}")
+    if not audit.balanced:
+        raise typer.Exit(1)
+
+
+@models_app.command("list")
+def models_list(as_json: AsJson = False) -> None:
+    """Print the catalogue."""
+    from fourstroke.trainer.catalogue import CATALOGUE
+
+    if as_json:
+        print(json.dumps([msgspec.to_builtins(model) for model in CATALOGUE.values()]))
+        return
+    for model in CATALOGUE.values():
+        print(f"{model.name}  {model.num_parameters / 1e6:.1f}M parameters  {model.licence}")
+
+
+@models_app.command("get")
+def models_get(name: Annotated[str, typer.Argument(help="Catalogue name, Hugging Face id or folder.")]) -> None:
+    """Make a model ready to use, check its digest, and print its folder."""
+    from fourstroke.trainer.catalogue import verify_model
+
+    print(verify_model(name, cache_dir=process_settings().cache_dir))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(fourstroke.__version__)
+
+
+def _run_to_end(main: Any) -> Any:
+    """Run a coroutine; Ctrl-C or SIGTERM cancels it cleanly, a second one kills every process of ours at once."""
+
+    async def guarded() -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(main)
+        is_second = False
+
+        def stop() -> None:
+            nonlocal is_second
+            if is_second:
+                _kill_everything()
+            is_second = True
+            print("stopping; once more to kill", file=sys.stderr)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        return await task
+
+    return asyncio.run(guarded())
+
+
+def _kill_everything() -> NoReturn:
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+    os._exit(130)
+
+
+def main() -> None:
+    """Entry point of the ``fourstroke`` command."""
+    try:
+        app()
+    except FourstrokeError as error:
+        for line in str(error).splitlines():
+            print(f"error: {printable(line)}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Cross-checks: combinations of valid values that make no run. Each is one sentence with the mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fourstroke.config.schema import RunConfig
+
+
+def cross_checks(config: RunConfig) -> Iterator[str]:
+    """One sentence for each combination that cannot run."""
+    rollout, engine, trainer, algorithm = config.rollout, config.engine, config.trainer, config.algorithm
+    if rollout.max_tokens >= engine.max_model_len:
+        yield (
+            f"rollout.max_tokens = {rollout.max_tokens} leaves no room for a prompt in engine.max_model_len = "
+            f"{engine.max_model_len}; raise the latter or lower the former"
+        )
+    if trainer.microbatch_tokens < engine.max_model_len:
+        yield (
+            f"trainer.microbatch_tokens = {trainer.microbatch_tokens} cannot hold one row of engine.max_model_len = "
+            f"{engine.max_model_len} tokens; raise it to at least that"
+        )
+    if rollout.group_size < 2:
+        yield (
+            f"rollout.group_size = {rollout.group_size} gives algorithm.advantage = {algorithm.advantage!r} no peers to "
+            "compare with; set it to 2 or more"
+        )
+    if rollout.min_scored > rollout.group_size:
+        yield (
+            f"rollout.min_scored = {rollout.min_scored} can never be reached by rollout.group_size = "
+            f"{rollout.group_size}; lower it"
+        )
+    if rollout.min_scored < 2:
+        yield f"rollout.min_scored = {rollout.min_scored} leaves a member without a peer; set it to 2 or more"
+    if algorithm.updates_per_step > rollout.groups_per_step:
+        yield (
+            f"algorithm.updates_per_step = {algorithm.updates_per_step} exceeds rollout.groups_per_step = "
+            f"{rollout.groups_per_step}, and a group is never divided; lower it"
+        )
+    too_large = [k for k in config.evaluation.pass_at if k > config.evaluation.samples_per_task]
+    if too_large:
+        yield (
+            f"evaluation.pass_at holds k = {too_large[0]}, more than evaluation.samples_per_task = "
+            f"{config.evaluation.samples_per_task}; pass@k needs k <= n, so raise n or drop that k"
+        )
+    if any(k < 1 for k in config.evaluation.pass_at):
+        yield f"evaluation.pass_at = {list(config.evaluation.pass_at)} holds a k below 1; drop it"

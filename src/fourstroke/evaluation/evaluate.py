@@ -1,0 +1,161 @@
+"""Evaluate the present weights on a set of tasks, with the same runner and grader as training.
+
+The draws have epoch -1: they are no draws of the ledger. Their seeds depend on the run's seed and the task alone, so
+two evaluations of one run sample each task with the same seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from fourstroke.config import RunConfig
+from fourstroke.errors import DataError
+from fourstroke.evaluation.lengths import length_stats
+from fourstroke.evaluation.statistics import clustered_estimate, pass_at_k
+from fourstroke.types import Draw, Estimate, Group, StopReason, Tamper, Task, Unscored
+
+EVALUATION_EPOCH = -1
+
+
+class Runner(Protocol):
+    """What an evaluation asks of the rollout room."""
+
+    async def run(self, draw: Draw, task: Task, *, num_samples: int, admitted_version: int) -> Group:
+        """Sample and grade ``num_samples`` episodes of a task."""
+        ...
+
+
+class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluation found. Episodes without a score are in no mean; they are counted.
+
+    Attributes:
+        name: Which evaluation ("before", "after").
+        version: Number of the weights that were evaluated.
+        estimate: Mean score with its interval, over the tasks that have a scored episode.
+        pass_at: Mean pass@k by k, over the tasks with at least k scored episodes; a k that no task allows is absent.
+            An episode is correct if its score is 1 or more.
+        num_tasks_without_score: Tasks that are in no mean, since none of their episodes was scored.
+        num_unscored: Episodes whose grader, environment or engine failed; ``num_failed`` are among them.
+        num_tampered: Episodes that tried to change their own grading.
+        num_failed: Episodes that failed before grading.
+        num_truncated: Episodes that were cut by length; they are graded as they stand.
+        mean_tokens: Mean of sampled tokens over the episodes that did not fail.
+        seconds: Duration on the event loop's clock.
+
+    Example:
+        >>> report.estimate.mean  # doctest: +SKIP
+        0.71
+    """
+
+    name: str
+    version: int
+    estimate: Estimate
+    pass_at: dict[int, float]
+    num_tasks_without_score: int
+    num_unscored: int
+    num_tampered: int
+    num_failed: int
+    num_truncated: int
+    mean_tokens: float
+    seconds: float
+
+
+async def evaluate(
+    tasks: Sequence[Task],
+    *,
+    name: str,
+    runner: Runner,
+    config: RunConfig,
+    version: int,
+    on_task: Callable[[int, int], None] = lambda _done, _total: None,
+) -> EvaluationReport:
+    """Run the first ``config.evaluation.num_tasks`` tasks (all, if null) at once, and report.
+
+    Args:
+        tasks: Distinct tasks, held out from training.
+        name: Name of the evaluation, for the report.
+        runner: Samples and grades; it sets the deadlines.
+        config: Gives the seed, the number of samples and the values of k.
+        version: Number of the weights that the engine holds.
+        on_task: Called with (tasks done, tasks in all) after each task.
+
+    Raises:
+        DataError: Fewer than two tasks have a score, so that there is no interval.
+        FourstrokeError: Whatever the runner raised first; the other tasks are cancelled before it passes on.
+
+    Example:
+        >>> report = await evaluate(taskset.held_out, name="before", runner=runner, config=config,
+        ...                         version=0)  # doctest: +SKIP
+    """
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    chosen = tasks[: config.evaluation.num_tasks]
+    num_done = 0
+
+    async def one(index: int, task: Task) -> Group:
+        nonlocal num_done
+        draw = Draw(epoch=EVALUATION_EPOCH, index=index, task_id=task.id, seed=_seed(config.seed, task))
+        num_samples = config.evaluation.samples_per_task
+        group = await runner.run(draw, task, num_samples=num_samples, admitted_version=version)
+        num_done += 1
+        on_task(num_done, len(chosen))
+        return group
+
+    running = [asyncio.ensure_future(one(index, task)) for index, task in enumerate(chosen)]
+    try:
+        groups = await asyncio.gather(*running)
+    finally:
+        for future in running:
+            future.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return _report(groups, name=name, config=config, version=version, seconds=loop.time() - started)
+
+
+def _seed(run_seed: int, task: Task) -> int:
+    """A seed below 2^31, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(f"evaluation/{run_seed}/{task.id}".encode()).digest()[:4], "big") >> 1
+
+
+def _report(
+    groups: Sequence[Group], *, name: str, config: RunConfig, version: int, seconds: float
+) -> EvaluationReport:
+    scored = [group.scores_G for group in groups if group.scored]
+    members = [member for group in groups for member in group.members]
+    sampled = [member.episode for member in members if member.episode.stop is not StopReason.FAILED]
+    if len(scored) < 2:
+        raise DataError(
+            f"evaluation {name!r}: {len(scored)} of {len(groups)} tasks have a scored episode, and an interval needs "
+            f"two; {_first_failure(groups)}"
+        )
+    lengths = length_stats(sampled, max_tokens=config.rollout.max_tokens)
+    return EvaluationReport(
+        name=name,
+        version=version,
+        estimate=clustered_estimate(scored),
+        pass_at=_pass_at(scored, config.evaluation.pass_at),
+        num_tasks_without_score=len(groups) - len(scored),
+        num_unscored=sum(isinstance(member.verdict, Unscored) for member in members),
+        num_tampered=sum(isinstance(member.verdict, Tamper) for member in members),
+        num_failed=len(members) - len(sampled),
+        num_truncated=lengths.num_truncated,
+        mean_tokens=lengths.mean_tokens,
+        seconds=seconds,
+    )
+
+
+def _pass_at(scores_by_task: Sequence[np.ndarray], ks: Sequence[int]) -> dict[int, float]:
+    counts = [(len(scores_G), int((scores_G >= 1.0).sum())) for scores_G in scores_by_task]
+    by_k = {k: [pass_at_k(n, correct, k) for n, correct in counts if n >= k] for k in ks}
+    return {k: sum(values) / len(values) for k, values in by_k.items() if values}
+
+
+def _first_failure(groups: Sequence[Group]) -> str:
+    verdicts = [member.verdict for group in groups for member in group.members]
+    first = next((verdict for verdict in verdicts if isinstance(verdict, Unscored)), None)
+    return f"first failure: {first.reason}: {first.detail}" if first else "no episode failed; give it more tasks"

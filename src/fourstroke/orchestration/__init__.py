@@ -1,0 +1,1 @@
+"""Wires the parts of a run and drives them: the controller's loops, batching, placement, start-up checks."""

@@ -1,0 +1,25 @@
+"""The run folder: layout, schema, ledger, payload, readers. The only room that touches SQLite."""
+
+from fourstroke.store.files import write_atomic, writing
+from fourstroke.store.ledger import Audit, Ledger
+from fourstroke.store.payload import PayloadReference, PayloadWriter, read_payload
+from fourstroke.store.readers import read_events, read_metrics, read_summary
+from fourstroke.store.run_folder import RunFolder, RunIdentity
+from fourstroke.store.summary import RunStatus, Summary
+
+__all__ = [
+    "Audit",
+    "Ledger",
+    "PayloadReference",
+    "PayloadWriter",
+    "RunFolder",
+    "RunIdentity",
+    "RunStatus",
+    "Summary",
+    "read_events",
+    "read_metrics",
+    "read_payload",
+    "read_summary",
+    "write_atomic",
+    "writing",
+]

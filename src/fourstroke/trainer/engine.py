@@ -1,0 +1,204 @@
+"""The trainer of one process: the verbs of ``types.Trainer``, plain and synchronous; placement makes a process of it.
+
+Blind to reinforcement learning: rows say which tokens count and by how much, and the loss is handed in. Gradients of
+micro-batches add up in fp32 until ``optim_step``, so that a step does not depend on how its rows were cut.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fourstroke.algorithms.inputs import LossInputs, LossOutput
+from fourstroke.config import RunConfig
+from fourstroke.errors import DataError
+from fourstroke.trainer.model import PolicyModel
+from fourstroke.trainer.optimiser import Optimiser
+from fourstroke.trainer.packing import plan
+from fourstroke.types import Batch, Column, Microbatch, Publication, StepStats, Trajectory
+from fourstroke.weights.publish import Publisher, TensorSpec
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class TorchTrainer:
+    """Trains one model on CPU, or on the first GPU where there is one.
+
+    Life: ``start``, then any number of steps (``prepare`` at will, ``forward_backward`` for each micro-batch,
+    ``optim_step``, ``publish``), and ``close``, which may be called twice.
+
+    Args:
+        config: Read for ``trainer``, ``rollout.temperature`` and ``engine.dtype``.
+        model_path: Folder of the model in Hugging Face format.
+        publication_path: File in shared memory that weights are published through.
+        loss: The loss of a micro-batch's loss tokens, ``algorithms.losses.bind_loss(config.algorithm)`` say.
+        incarnation: Which incarnation of the run this is; goes into each publication.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        model_path: Path,
+        publication_path: Path,
+        loss: Callable[[LossInputs], LossOutput],
+        incarnation: int = 0,
+    ) -> None:
+        self._config = config
+        self._model_path = model_path
+        self._publication_path = publication_path
+        self._loss = loss
+        self._incarnation = incarnation
+        self._step = -1
+        self._publisher: Publisher | None = None
+
+    def start(self) -> None:
+        """Load the model; the optimiser is fresh.
+
+        Raises:
+            ModelNotFoundError: The folder is no whole checkpoint.
+            ConfigError: The model is one that we cannot train faithfully.
+        """
+        trainer = self._config.trainer
+        torch.set_num_threads(trainer.num_threads or len(os.sched_getaffinity(0)))
+        self._model = PolicyModel.load(
+            self._model_path,
+            compute_dtype=_DTYPES[trainer.compute_dtype],
+            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        )
+        self._optimiser = Optimiser(self._model.masters.values(), config=trainer)
+        published = _DTYPES[self._config.engine.dtype]
+        self._publisher = Publisher(
+            self._publication_path,
+            entries=[
+                TensorSpec(name=name, dtype=self._config.engine.dtype, shape=tuple(tensor.shape))
+                for name, tensor in self._model.tensors(lambda _: published)
+            ],
+            incarnation=self._incarnation,
+        )
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with ``Column.PROXIMAL_LOGPROBS``: log-probabilities under the weights as they are now.
+
+        Raises:
+            DataError: A row is longer than ``trainer.microbatch_tokens``, or its first token is a loss token.
+        """
+        rows = list(batch.rows)
+        lengths = [row.num_tokens for row in rows]
+        for microbatch in plan(lengths, max_tokens=self._config.trainer.microbatch_tokens):
+            members = [rows[position] for position in microbatch.rows]
+            logprobs_N = self._forward(members)[0].float().cpu().numpy()
+            ends = np.cumsum([row.num_loss_tokens for row in members])[:-1]
+            for position, row_logprobs_N in zip(microbatch.rows, np.split(logprobs_N, ends), strict=True):
+                row = rows[position]
+                column_T = np.zeros(row.num_tokens, dtype=np.float32)
+                column_T[row[Column.LOSS_MASK]] = row_logprobs_N
+                rows[position] = row.with_columns(proximal_logprobs=column_T)
+        return Batch(
+            step=batch.step, rows=tuple(rows), num_sequences=batch.num_sequences, num_loss_tokens=batch.num_loss_tokens
+        )
+
+    def forward_backward(self, batch: Batch, microbatch: Microbatch) -> StepStats:
+        """Add the micro-batch's gradient to the step's.
+
+        Args:
+            batch: Rows with ids, loss mask, behaviour log-probabilities, advantages and weights, and, where ``prepare``
+                ran, proximal log-probabilities; without them the current ones stand in.
+            microbatch: Which rows; may be empty.
+
+        Returns:
+            The loss's sums over the micro-batch's loss tokens, and their number.
+
+        Raises:
+            DataError: A value of a loss token is not finite, or a row's first token is a loss token; names the row.
+        """
+        self._step = batch.step
+        rows = [batch.rows[position] for position in microbatch.rows]
+        num_tokens = sum(row.num_loss_tokens for row in rows)
+        if num_tokens == 0:
+            return StepStats(sums={}, num_tokens=0)
+        output = self._loss(loss_inputs(rows, *self._forward(rows)))
+        output.loss_sum.backward()  # type: ignore[no-untyped-call]
+        return StepStats(
+            sums={metric.value: float(value) for metric, value in output.sums.items()}, num_tokens=num_tokens
+        )
+
+    def optim_step(self) -> StepStats:
+        """Clip, apply and clear the gradient. Sums hold ``grad_norm`` (before the clip) and ``learning_rate``.
+
+        Raises:
+            DataError: The gradient's norm is not finite; the text names the step, and nothing was applied.
+        """
+        grad_norm, learning_rate = self._optimiser.step(name=f"step {self._step}")
+        self._model.refresh()
+        return StepStats(sums={"grad_norm": grad_norm, "learning_rate": learning_rate}, num_tokens=0)
+
+    def publish(self, number: int) -> Publication:
+        """Write the weights, in the engine's type, where engines read them, as publication ``number``."""
+        assert self._publisher is not None, "publish before start, or after close"
+        dtype = _DTYPES[self._config.engine.dtype]
+        return self._publisher.publish(number, self._model.tensors(lambda _: dtype))
+
+    def save(self, folder: str) -> None:
+        """Write the model in Hugging Face format, whole or not at all.
+
+        Raises:
+            RunFolderError: ``folder`` exists.
+        """
+        self._model.save(Path(folder))
+
+    def close(self) -> None:
+        """Unlink the shared buffer. May be called twice."""
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    def _forward(self, rows: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [N] of the rows' loss tokens."""
+        width = max(row.num_tokens for row in rows)
+        ids_BT = np.zeros((len(rows), width), dtype=np.int64)
+        is_real_BT = np.zeros((len(rows), width), dtype=np.bool_)
+        is_loss_BT = np.zeros((len(rows), width), dtype=np.bool_)
+        for index, row in enumerate(rows):
+            if row[Column.LOSS_MASK][0]:
+                raise DataError(f"row {row.id}: its first token is a loss token, but nothing predicts it; mask it")
+            ids_BT[index, : row.num_tokens] = row[Column.IDS]
+            is_real_BT[index, : row.num_tokens] = True
+            is_loss_BT[index, : row.num_tokens] = row[Column.LOSS_MASK]
+        ids, is_real, is_loss = (torch.from_numpy(a).to(self._model.device) for a in (ids_BT, is_real_BT, is_loss_BT))
+        return self._model.token_logprobs(ids, is_real, is_loss, temperature=self._config.rollout.temperature)
+
+
+def loss_inputs(rows: Sequence[Trajectory], logprobs_N: Tensor, entropy_N: Tensor) -> LossInputs:
+    """The loss tokens of rows with what the model says of them.
+
+    Values are picked by the loss mask before anything is done with them, so nothing under the mask can matter.
+
+    Args:
+        rows: The rows of a micro-batch.
+        logprobs_N: Current log-probabilities of the loss tokens, in row order; their type and device are used for all.
+        entropy_N: Entropies of the same.
+    """
+
+    def picked(column: Column) -> Tensor:
+        values_N = np.concatenate([row[column][row[Column.LOSS_MASK]] for row in rows])
+        return torch.from_numpy(values_N).to(logprobs_N.device, logprobs_N.dtype)
+
+    is_prepared = all(Column.PROXIMAL_LOGPROBS in row.columns for row in rows)
+    sequence_N = np.repeat(np.arange(len(rows)), [row.num_loss_tokens for row in rows])
+    return LossInputs(
+        logprobs_N=logprobs_N,
+        entropy_N=entropy_N,
+        behaviour_logprobs_N=picked(Column.BEHAVIOUR_LOGPROBS),
+        proximal_logprobs_N=picked(Column.PROXIMAL_LOGPROBS) if is_prepared else logprobs_N.detach(),
+        advantages_N=picked(Column.ADVANTAGES),
+        weight_N=picked(Column.WEIGHT),
+        sequence_N=torch.from_numpy(sequence_N).to(logprobs_N.device),
+        row_ids=tuple(row.id for row in rows),
+    )

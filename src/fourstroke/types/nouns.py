@@ -1,0 +1,510 @@
+"""The nouns: what crosses a boundary between rooms, each frozen and typed.
+
+No noun has a field that means "not yet"; a thing that may or may not have happened is two nouns (a :data:`Verdict` is
+``Scored``, ``Unscored`` or ``Tamper``, so that a failed grader cannot be mistaken for a score of zero). Arrays are
+NumPy and are treated as frozen too.
+
+Shape letters: ``T`` tokens of one span or row, ``G`` members of a group, ``B`` rows.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+
+class Noun(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all nouns: immutable, slotted, keyword-only. Written to bytes by :mod:`fourstroke.types.codec`."""
+
+
+# --- tasks and messages ---------------------------------------------------------------------------------------------
+
+
+class ToolCall(Noun, frozen=True, kw_only=True):
+    """A call of a tool in an assistant's message; ``arguments`` is the JSON text exactly as the model wrote it.
+
+    Example:
+        >>> ToolCall(id="c1", name="forecast", arguments='{"city": "Oslo"}').name
+        'forecast'
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(Noun, frozen=True, kw_only=True):
+    """One turn of a conversation.
+
+    Example:
+        >>> Message(role="user", content="What is 3 + 4?").role
+        'user'
+    """
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class Observation(Noun, frozen=True, kw_only=True):
+    """What an environment shows: the messages added since the last reply, and whether the episode is over.
+
+    Example:
+        >>> Observation(messages=(Message(role="user", content="What is 3 + 4?"),), is_final=False).is_final
+        False
+    """
+
+    messages: tuple[Message, ...]
+    is_final: bool
+
+
+class Task(Noun, frozen=True, kw_only=True):
+    """A problem to be attempted; ``id`` is a digest of its content, so equal problems have equal ids.
+
+    Example:
+        >>> Task(id="9f2c", prompt=(Message(role="user", content="What is 3 + 4?"),), answer="7").answer
+        '7'
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    answer: str
+
+
+class Draw(Noun, frozen=True, kw_only=True):
+    """The ledger's unit: the ``index``-th task of an epoch's order. Its ``seed`` fixes every sample drawn for it.
+
+    Example:
+        >>> Draw(epoch=0, index=12, task_id="9f2c", seed=7).key
+        'e0000-i000012'
+    """
+
+    epoch: int
+    index: int
+    task_id: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Name of the draw in the ledger, in the logs and as the id of its group; sorts by admission."""
+        return f"e{self.epoch:04d}-i{self.index:06d}"
+
+
+# --- sampling -------------------------------------------------------------------------------------------------------
+
+
+class StopReason(StrEnum):
+    """Why an episode (or one completion) ended. ``LENGTH`` is a cut, never a finish."""
+
+    FINISHED = "finished"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class SampleRequest(Noun, frozen=True, kw_only=True):
+    """A request to an engine: token ids in, ``num_samples`` completions out.
+
+    ``temperature`` is the only knob of the distribution: ``top_p``, ``top_k`` and ``min_p`` change the support and are
+    refused for training, so an engine never sees them.
+
+    Example:
+        >>> SampleRequest(id="g1", prompt_ids=np.array([1, 2], np.int32), num_samples=8, max_tokens=24,
+        ...               temperature=1.0, stop_ids=(2,), seed=7).num_samples
+        8
+    """
+
+    id: str
+    prompt_ids: np.ndarray  # int32 [T]
+    num_samples: int
+    max_tokens: int
+    temperature: float
+    stop_ids: tuple[int, ...]
+    seed: int
+
+
+class VersionRun(Noun, frozen=True, kw_only=True):
+    """``num_tokens`` consecutive tokens sampled under weight version ``version``.
+
+    Example:
+        >>> [VersionRun(version=3, num_tokens=4), VersionRun(version=4, num_tokens=3)][0].num_tokens
+        4
+    """
+
+    version: int
+    num_tokens: int
+
+
+class Completion(Noun, frozen=True, kw_only=True):
+    """What an engine sampled for one member of a request.
+
+    ``ids`` holds every sampled token, the stop token included. ``logprobs`` are those of the distribution that was
+    sampled: ``log_softmax(logits / temperature)`` at the sampled id. ``versions`` covers the tokens in order.
+
+    Example:
+        >>> Completion(ids=np.array([5, 2], np.int32), logprobs=np.array([-0.1, -0.2], np.float32),
+        ...            versions=(VersionRun(version=0, num_tokens=2),), stop=StopReason.FINISHED, engine="vllm-0").stop
+        <StopReason.FINISHED: 'finished'>
+    """
+
+    ids: np.ndarray  # int32 [T]
+    logprobs: np.ndarray  # float32 [T]
+    versions: tuple[VersionRun, ...]
+    stop: StopReason
+    engine: str
+
+    def __post_init__(self) -> None:
+        num_tokens = len(self.ids)
+        assert len(self.logprobs) == num_tokens, (len(self.logprobs), num_tokens)
+        assert sum(run.num_tokens for run in self.versions) == num_tokens, (self.versions, num_tokens)
+
+
+# --- episodes -------------------------------------------------------------------------------------------------------
+
+
+class MaskReason(StrEnum):
+    """Whether a token is trained on and, if not, why. Stored per span and, as ``ordinal``, per token."""
+
+    SAMPLED = "sampled"
+    PROMPT = "prompt"
+    OBSERVATION = "observation"
+    TRUNCATED = "truncated"
+    SHARED = "shared"  # sampled once, trained on in another row of the same episode
+
+    @property
+    def ordinal(self) -> int:
+        """Position in this enum: the value in ``Column.MASK_REASON``."""
+        return list(MaskReason).index(self)
+
+
+class Span(Noun, frozen=True, kw_only=True):
+    """A run of tokens of one origin in an episode's prefix graph.
+
+    ``parent`` is the position of the span that this one follows (-1 for a root), so that branches share prefixes. A
+    span that was not sampled (``reason`` is not ``SAMPLED`` or ``TRUNCATED``) has empty ``logprobs`` and ``versions``.
+
+    Example:
+        >>> Span(parent=-1, ids=np.array([1, 2], np.int32), logprobs=np.empty(0, np.float32),
+        ...      reason=MaskReason.PROMPT, versions=(), engine="").reason.value
+        'prompt'
+    """
+
+    parent: int
+    ids: np.ndarray  # int32 [T]
+    logprobs: np.ndarray  # float32 [T], or [0] where the span was not sampled
+    reason: MaskReason
+    versions: tuple[VersionRun, ...]
+    engine: str
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the policy sampled these tokens (trained on or masked afterwards)."""
+        return self.reason in (MaskReason.SAMPLED, MaskReason.TRUNCATED)
+
+
+class Timings(Noun, frozen=True, kw_only=True):
+    """Seconds of the event loop's clock that an episode spent; ``generate_s`` is shared by the group's members.
+
+    The cost of grading stands in the verdict.
+
+    Example:
+        >>> Timings(generate_s=1.5).generate_s
+        1.5
+    """
+
+    generate_s: float
+
+
+class Episode(Noun, frozen=True, kw_only=True):
+    """One attempt at a task: spans as a prefix graph, why it ended, and the messages a grader may see.
+
+    ``messages`` is the evidence: the conversation after the task's prompt, as text. Training never reads it.
+
+    Example:
+        >>> Episode(id="e0000-i000012.3", group="e0000-i000012", member=3, task_id="9f2c", attempt=0, spans=(),
+        ...         stop=StopReason.FINISHED, messages=(Message(role="assistant", content="7"),),
+        ...         timings=Timings(generate_s=1.5)).reply
+        '7'
+    """
+
+    id: str
+    group: str
+    member: int
+    task_id: str
+    attempt: int
+    spans: tuple[Span, ...]
+    stop: StopReason
+    messages: tuple[Message, ...]
+    timings: Timings
+
+    @property
+    def reply(self) -> str:
+        """Text of the last assistant message, empty if there is none."""
+        return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Number of tokens that the policy sampled, over all spans."""
+        return sum(len(span.ids) for span in self.spans if span.is_sampled)
+
+
+class Scored(Noun, frozen=True, kw_only=True, tag="scored"):
+    """The grader judged the episode. ``score`` is finite; ``components`` are named parts of it.
+
+    Example:
+        >>> Scored(score=1.0, components={"exact": 1.0}, reason="equal", grader="exact@1c9d", cost_s=0.0).score
+        1.0
+    """
+
+    score: float
+    components: dict[str, float]
+    reason: str
+    grader: str
+    cost_s: float
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.score):
+            raise ValueError(f"score must be finite, got {self.score} from {self.grader}")
+
+
+class Unscored(Noun, frozen=True, kw_only=True, tag="unscored"):
+    """The grader, judge or environment failed: there is no score, and the episode trains nothing.
+
+    Example:
+        >>> Unscored(reason="timeout", detail="grader exact ran past 5 s", grader="exact@1c9d", cost_s=5.0).reason
+        'timeout'
+    """
+
+    reason: str
+    detail: str
+    grader: str
+    cost_s: float
+
+
+class Tamper(Noun, frozen=True, kw_only=True, tag="tamper"):
+    """The episode tried to change its own grading; it trains nothing and is counted apart.
+
+    Example:
+        >>> Tamper(reason="wrote to the grader's folder", grader="exact@1c9d", cost_s=0.0).reason
+        "wrote to the grader's folder"
+    """
+
+    reason: str
+    grader: str
+    cost_s: float
+
+
+Verdict = Scored | Unscored | Tamper
+
+
+class GradedEpisode(Noun, frozen=True, kw_only=True):
+    """An episode with its verdict.
+
+    Example:
+        >>> graded.is_scored  # doctest: +SKIP
+        True
+    """
+
+    episode: Episode
+    verdict: Verdict
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether there is a score to train on."""
+        return isinstance(self.verdict, Scored)
+
+
+class Group(Noun, frozen=True, kw_only=True):
+    """The graded episodes of one draw (one task and seed), in member order. Groups go by id, never by position.
+
+    ``admitted_version`` is the newest routable weight version when the draw took its slot; lag counts from it.
+
+    Example:
+        >>> group.scores_G  # doctest: +SKIP
+        array([1., 0., 0.])
+    """
+
+    draw: Draw
+    members: tuple[GradedEpisode, ...]
+    admitted_version: int
+
+    @property
+    def id(self) -> str:
+        """The draw's key."""
+        return self.draw.key
+
+    @property
+    def scored(self) -> tuple[GradedEpisode, ...]:
+        """The members that have a score."""
+        return tuple(m for m in self.members if m.is_scored)
+
+    @property
+    def scores_G(self) -> np.ndarray:
+        """float64 [G]: scores of the scored members only, in member order."""
+        return np.array([m.verdict.score for m in self.members if isinstance(m.verdict, Scored)], dtype=np.float64)
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+class Column(StrEnum):
+    """Columns of a trajectory; all have the row's length T. The value at t belongs to token t.
+
+    ``LOSS_MASK`` is true where the token was sampled and is trained on; it follows position, never a token's id.
+    ``WEIGHT`` is the token's share of the optimiser step's loss (see ``algorithms.aggregation``): the loss is the plain
+    sum of ``WEIGHT * token loss``, so it cannot depend on how the batch was cut.
+    """
+
+    IDS = "ids"  # int32
+    LOSS_MASK = "loss_mask"  # bool
+    MASK_REASON = "mask_reason"  # int8, MaskReason.ordinal
+    BEHAVIOUR_LOGPROBS = "behaviour_logprobs"  # float32, 0 where not sampled
+    VERSIONS = "versions"  # int32, -1 where not sampled
+    ADVANTAGES = "advantages"  # float32, 0 where not trained on
+    WEIGHT = "weight"  # float32, 0 where not trained on
+    PROXIMAL_LOGPROBS = "proximal_logprobs"  # float32; only after prepare
+
+
+class Trajectory(Noun, frozen=True, kw_only=True):
+    """A token row for training: typed columns of one length, with the ids of what it came from.
+
+    Example:
+        >>> Trajectory(id="e0-i1.0/0", group="e0-i1", episode="e0-i1.0",
+        ...            columns={Column.IDS: np.array([1, 2], np.int32)}).num_tokens
+        2
+    """
+
+    id: str
+    group: str
+    episode: str
+    columns: dict[Column, np.ndarray]
+
+    def __post_init__(self) -> None:
+        lengths = {column.value: len(values) for column, values in self.columns.items()}
+        assert len(set(lengths.values())) == 1, (self.id, lengths)
+
+    def __getitem__(self, column: Column) -> np.ndarray:
+        return self.columns[column]
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the row, prompt and all."""
+        return len(self.columns[Column.IDS])
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Number of tokens that the loss counts."""
+        return int(self.columns[Column.LOSS_MASK].sum())
+
+    def with_columns(self, **named: np.ndarray) -> Trajectory:
+        """A copy with columns added or replaced, by the lower-case name of the column."""
+        added = {Column(name): values for name, values in named.items()}
+        return msgspec.structs.replace(self, columns={**self.columns, **added})
+
+
+class Batch(Noun, frozen=True, kw_only=True):
+    """All rows of one optimiser step, with the step's global counts (rows without gradient are counted too).
+
+    Example:
+        >>> Batch(step=0, rows=(), num_sequences=0, num_loss_tokens=0).step
+        0
+    """
+
+    step: int
+    rows: tuple[Trajectory, ...]
+    num_sequences: int
+    num_loss_tokens: int
+
+
+class Microbatch(Noun, frozen=True, kw_only=True):
+    """Rows that go through the model together. Positions are into ``Batch.rows``.
+
+    Example:
+        >>> Microbatch(rows=(0, 3, 5)).rows
+        (0, 3, 5)
+    """
+
+    rows: tuple[int, ...]
+
+
+class StepStats(Noun, frozen=True, kw_only=True):
+    """Sums that a trainer returns of a micro-batch or step, by metric name; the controller divides by stated counts.
+
+    Example:
+        >>> StepStats(sums={"loss": 0.5}, num_tokens=24).sums["loss"]
+        0.5
+    """
+
+    sums: dict[str, float]
+    num_tokens: int
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+class WeightVersion(Noun, frozen=True, kw_only=True):
+    """Identity of a set of weights: which incarnation of the run, which publication, and the digest of its content.
+
+    Example:
+        >>> str(WeightVersion(incarnation=0, number=12, digest="a1b2c3d4e5f60718"))
+        '0.12-a1b2c3d4'
+    """
+
+    incarnation: int
+    number: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.number}-{self.digest[:8]}"
+
+
+class TensorEntry(Noun, frozen=True, kw_only=True):
+    """Where one tensor lies in a publication, and the digest of its name, dtype, shape and bytes.
+
+    Example:
+        >>> TensorEntry(name="model.norm.weight", dtype="bfloat16", shape=(576,), offset=0, size_bytes=1152,
+        ...             digest="00ff").size_bytes
+        1152
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+    digest: str
+
+
+class Publication(Noun, frozen=True, kw_only=True):
+    """The message that announces new weights: the version, where the bytes are, and what they must be.
+
+    Example:
+        >>> Publication(version=WeightVersion(incarnation=0, number=1, digest="ab"), path="/dev/shm/x",
+        ...             size_bytes=0, tensors=()).version.number
+        1
+    """
+
+    version: WeightVersion
+    path: str
+    size_bytes: int
+    tensors: tuple[TensorEntry, ...]
+
+
+# --- estimates ------------------------------------------------------------------------------------------------------
+
+
+class Estimate(Noun, frozen=True, kw_only=True):
+    """A mean over tasks with its 95 % interval, clustered by task.
+
+    Example:
+        >>> Estimate(mean=0.5, low=0.4, high=0.6, num_tasks=200, num_samples=800).num_tasks
+        200
+    """
+
+    mean: float
+    low: float
+    high: float
+    num_tasks: int
+    num_samples: int

@@ -1,0 +1,173 @@
+"""The seams: what the parts of a run ask of each other. Each has a real part and a fake (``fourstroke.testing``), and
+one contract suite in ``tests/contract`` that both pass.
+
+All methods that wait are ``async`` and take no deadline of their own: whoever awaits them sets one, with a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fourstroke.types.nouns import (
+    Batch,
+    Completion,
+    Episode,
+    Message,
+    Microbatch,
+    Observation,
+    Publication,
+    SampleRequest,
+    StepStats,
+    Task,
+    Verdict,
+    WeightVersion,
+)
+
+
+class Engine(Protocol):
+    """An inference engine: token ids in, token ids and log-probabilities out, under a known weight version.
+
+    Life: ``start`` once, then any number of ``generate`` (concurrently), ``pause``/``update_weights``/``resume``, and
+    ``close`` once. ``update_weights`` is legal only while paused. After ``close``, or once the engine has died, every
+    call raises ``EngineDiedError``.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of this engine in spans and logs ("vllm-0")."""
+        ...
+
+    @property
+    def version(self) -> WeightVersion:
+        """The weights that a request admitted now is sampled under."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model and be ready to generate, at version number 0."""
+        ...
+
+    async def generate(self, request: SampleRequest) -> tuple[Completion, ...]:
+        """Sample ``request.num_samples`` completions. While paused, the request waits for ``resume``.
+
+        Raises:
+            DataError: A token id lies outside the vocabulary, or prompt and reply do not fit the context.
+            EngineDiedError: The engine died before it answered.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Hold all requests, and clear every cache that holds values of the present weights."""
+        ...
+
+    async def update_weights(self, publication: Publication) -> WeightVersion:
+        """Load a publication and return the version that the engine now proves to hold.
+
+        Raises:
+            PublicationError: Names, shapes, dtypes, digests or the order of versions are not what they must be;
+                nothing was loaded.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Let requests run again."""
+        ...
+
+    async def check_health(self) -> None:
+        """Return if the engine is alive.
+
+        Raises:
+            EngineDiedError: It is not; the text names the process and how it ended.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every process of the engine. May be called twice, and after a death."""
+        ...
+
+
+class Trainer(Protocol):
+    """The training engine: a few verbs, blind to reinforcement learning. Arrays in rows say all it needs."""
+
+    async def start(self) -> None:
+        """Load the model; the optimiser is fresh."""
+        ...
+
+    async def prepare(self, batch: Batch) -> Batch:
+        """The batch with ``Column.PROXIMAL_LOGPROBS``: log-probabilities under the weights as they are now."""
+        ...
+
+    async def forward_backward(self, batch: Batch, microbatch: Microbatch) -> StepStats:
+        """Add the micro-batch's gradient to the step's; returns sums over its tokens."""
+        ...
+
+    async def optim_step(self) -> StepStats:
+        """Clip, apply and clear the gradient. Sums hold ``grad_norm`` (before the clip) and ``learning_rate``."""
+        ...
+
+    async def publish(self, number: int) -> Publication:
+        """Write the weights where engines read them, as publication ``number``."""
+        ...
+
+    async def save(self, folder: str) -> None:
+        """Write the model in Hugging Face format, whole or not at all."""
+        ...
+
+    async def check_health(self) -> None:
+        """Return if the trainer is alive.
+
+        Raises:
+            ActorDiedError: It is not; the text names the process and how it ended.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every process and unlink every shared buffer of the trainer. May be called twice."""
+        ...
+
+
+class Environment(Protocol):
+    """One attempt's world. Single-use: opened for a task and a seed, stepped, closed."""
+
+    async def reset(self) -> Observation:
+        """The first observation: the messages that the policy answers."""
+        ...
+
+    async def step(self, reply: Message) -> Observation:
+        """The world's answer to a reply; ``is_final`` ends the episode."""
+        ...
+
+    async def close(self) -> None:
+        """Give back everything that the attempt held."""
+        ...
+
+
+class Taskset(Protocol):
+    """A source of tasks with a fixed, disjoint split, and the environment that each is attempted in."""
+
+    @property
+    def train(self) -> Sequence[Task]:
+        """Tasks to train on."""
+        ...
+
+    @property
+    def held_out(self) -> Sequence[Task]:
+        """Tasks to evaluate on; no content occurs in both."""
+        ...
+
+    def open(self, task: Task, seed: int) -> Environment:
+        """A fresh environment for one attempt. Members of a group share task and seed."""
+        ...
+
+
+class Grader(Protocol):
+    """Judges an episode. It may see the task and the episode's messages, and nothing of the policy."""
+
+    @property
+    def name(self) -> str:
+        """Name and a digest of the code ("numeric@1c9d22aa"), written into each verdict."""
+        ...
+
+    async def grade(self, task: Task, episode: Episode) -> Verdict:
+        """The verdict. A failure of the grader itself is raised, or returned as ``Unscored``; it is never a number."""
+        ...

@@ -1,0 +1,40 @@
+"""Hooks for the whole suite: in CI a test that is skipped for want of a part fails.
+
+A test that needs a part which may be absent skips itself with a reason that begins with ``missing:``. On a developer's
+machine that is fine; with ``CI=true`` it is a hole in the suite, so that the skip is reported as a failure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+
+def _is_hole(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    is_in_ci = os.environ.get("CI", "").lower() in ("1", "true")
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+    return is_in_ci and report.outcome == "skipped" and reason.removeprefix("Skipped: ").startswith("missing:")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skip for a missing part into a failure in CI."""
+    report = yield
+    if _is_hole(report):
+        report.outcome, report.longrepr = "failed", f"{item.nodeid} was skipped in CI: {report.longrepr[2]}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a whole module that skips itself."""
+    report = yield
+    if _is_hole(report):
+        report.outcome, report.longrepr = "failed", f"{collector.nodeid} was skipped in CI: {report.longrepr[2]}"
+    return report
