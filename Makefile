@@ -40,6 +40,7 @@ bench: $(VENV)/.ready
 	@set -e; for script in benchmarks/*.py; do echo "$$script"; $(VENV)/bin/python "$$script"; done
 
 docs: $(VENV)/.ready-dev
+	$(VENV)/bin/python docs/generate.py
 	$(PYTEST) -q tests/test_docs.py
 
 lock: $(VENV)/.ready

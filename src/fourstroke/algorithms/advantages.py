@@ -44,8 +44,9 @@ def group_standardised(scores_G: np.ndarray) -> np.ndarray:
     """
     if is_uniform(scores_G):
         return np.zeros(len(scores_G))
-    low, high = scores_G.min(), scores_G.max()
-    unit_G = (scores_G / 2 - low / 2) / (high / 2 - low / 2)
+    # A power of two, so that nothing is rounded, and the subtraction below can neither overflow nor underflow.
+    scaled_G = np.ldexp(scores_G, -np.frexp(np.abs(scores_G).max())[1])
+    unit_G = (scaled_G - scaled_G.min()) / (scaled_G.max() - scaled_G.min())
     centred_G = unit_G - unit_G.mean()
     return np.asarray(centred_G / np.sqrt(np.mean(centred_G**2)))
 

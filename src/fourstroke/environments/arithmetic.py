@@ -39,7 +39,7 @@ def arithmetic(
     Example:
         >>> taskset = arithmetic()
         >>> len(taskset.train), len(taskset.held_out)
-        (202, 212)
+        (212, 202)
     """
     unknown = [name for name in operations if name not in OPERATIONS]
     if isinstance(operations, str) or not operations or unknown:

@@ -177,9 +177,9 @@ def _dataset(
 
 def _package() -> Any:
     try:
-        import reasoning_gym as package  # noqa: PLC0415 - heavy, and an extra
+        import reasoning_gym as package  # type: ignore[import-untyped]  # noqa: PLC0415 - heavy, and an extra
     except ImportError as error:
-        raise ConfigError("reasoning-gym is not installed; install the extra with pip: fourstroke[reasoning]") from error
+        raise ConfigError("reasoning-gym is not installed; install the extra fourstroke[reasoning]") from error
     version = importlib.metadata.version("reasoning-gym")
     if version != AUDITED_VERSION:
         raise ConfigError(

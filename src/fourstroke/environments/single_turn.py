@@ -1,4 +1,4 @@
-"""The single-turn environment: it shows a task's prompt, and one reply ends the episode. Grading is not its business."""
+"""The single-turn environment: it shows a task's prompt, and one reply ends the episode. It does not grade."""
 
 from __future__ import annotations
 

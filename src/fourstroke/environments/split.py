@@ -22,7 +22,7 @@ def task_of(prompt: tuple[Message, ...], *, answer: str) -> Task:
 
     Example:
         >>> task_of((Message(role="user", content="What is 3 + 4?"),), answer="7").id
-        'cdff1fb26a08d7c7'
+        'f5d6279253e12038'
     """
     return Task(id=_digest(prompt, answer)[:16], prompt=prompt, answer=answer)
 

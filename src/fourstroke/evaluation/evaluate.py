@@ -122,9 +122,7 @@ def _seed(run_seed: int, task: Task) -> int:
     return int.from_bytes(hashlib.sha256(f"evaluation/{run_seed}/{task.id}".encode()).digest()[:4], "big") >> 1
 
 
-def _report(
-    groups: Sequence[Group], *, name: str, config: RunConfig, version: int, seconds: float
-) -> EvaluationReport:
+def _report(groups: Sequence[Group], *, name: str, config: RunConfig, version: int, seconds: float) -> EvaluationReport:
     scored = [group.scores_G for group in groups if group.scored]
     members = [member for group in groups for member in group.members]
     sampled = [member.episode for member in members if member.episode.stop is not StopReason.FAILED]

@@ -34,8 +34,8 @@ def smoothed(values: Sequence[float], *, half_width: int) -> list[float]:
 
 
 def _series(records: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
-    """Steps and values of a metric, at the steps that have a finite one. Steps are counted from 1."""
-    points = [(r["step"] + 1, r[name]) for r in records if name in r and math.isfinite(r[name])]
+    """Steps and values of a metric, at the steps that have a finite one."""
+    points = [(r["step"], r[name]) for r in records if name in r and math.isfinite(r[name])]
     return [step for step, _ in points], [value for _, value in points]
 
 
@@ -127,7 +127,7 @@ def draw_curves(
     """Write the four-panel picture of a run, 1200 x 800 pixels.
 
     Args:
-        records: Lines of ``metrics.jsonl`` in step order; ``step`` counts from 0. May be empty.
+        records: Lines of ``metrics.jsonl`` in step order; ``step`` counts from 1. May be empty.
         path: Where the PNG goes; an old one is replaced.
         before: Held-out evaluation before training, drawn with its 95 % interval.
         after: The same after training.
@@ -139,7 +139,7 @@ def draw_curves(
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
-        ...     draw_curves([{"step": 0, "train/loss/entropy": 1.5}], Path(folder, "curves.png"))
+        ...     draw_curves([{"step": 1, "train/loss/entropy": 1.5}], Path(folder, "curves.png"))
         ...     Path(folder, "curves.png").read_bytes()[1:4]
         b'PNG'
     """
@@ -150,7 +150,7 @@ def draw_curves(
     layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.12)
     figure = Figure(figsize=(_WIDTH_PX / _DPI, _HEIGHT_PX / _DPI), dpi=_DPI, layout=layout, facecolor="white")
     panels = figure.subplots(2, 2)
-    last_step = max((record["step"] + 1 for record in records), default=1.0)
+    last_step = max((record["step"] for record in records), default=1.0)
     # The evaluations stand just outside of the curve's ends.
     margin = max(0.5, 0.04 * last_step)
     evaluations = [(x, e) for x, e in ((1 - margin, before), (last_step + margin, after)) if e is not None]

@@ -69,7 +69,7 @@ class Reporter(Protocol):
         ...
 
     def step(self, step: int, *, total: int, record: Mapping[str, float], eta_s: float | None) -> None:
-        """Training step ``step`` (counted from 0, shown from 1) of ``total`` is finished; advances the phase."""
+        """Training step ``step`` (counted from 1) of ``total`` is finished; advances the phase."""
         ...
 
     def note(self, text: str) -> None:
@@ -103,7 +103,7 @@ class PlainReporter:
     Example:
         >>> import sys
         >>> reporter = PlainReporter(sys.stdout)
-        >>> reporter.step(2, total=40, record={"reward/grade/score_mean": 0.25}, eta_s=61)
+        >>> reporter.step(3, total=40, record={"reward/grade/score_mean": 0.25}, eta_s=61)
         step 3/40  reward 0.250  length -  tokens/s -  mismatch -  ETA 1:01
     """
 
@@ -126,7 +126,7 @@ class PlainReporter:
     def step(self, step: int, *, total: int, record: Mapping[str, float], eta_s: float | None) -> None:
         """See :class:`Reporter`."""
         cells = [f"{heading} {cell}" for (heading, *_), cell in zip(_COLUMNS, _cells(record), strict=True)]
-        self._write("  ".join([f"step {step + 1}/{total}", *cells, f"ETA {duration(eta_s)}"]))
+        self._write("  ".join([f"step {step}/{total}", *cells, f"ETA {duration(eta_s)}"]))
 
     def note(self, text: str) -> None:
         """See :class:`Reporter`."""
@@ -176,8 +176,8 @@ class LiveReporter:
 
     def step(self, step: int, *, total: int, record: Mapping[str, float], eta_s: float | None) -> None:
         """See :class:`Reporter`."""
-        self._rows.append([str(step + 1), *_cells(record)])
-        self._done, self._total, self._eta_s = step + 1, total, eta_s
+        self._rows.append([str(step), *_cells(record)])
+        self._done, self._total, self._eta_s = step, total, eta_s
         self._redraw()
 
     def note(self, text: str) -> None:

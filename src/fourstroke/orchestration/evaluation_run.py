@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fourstroke.config import ProcessSettings, RunConfig, load_config
+from fourstroke.engines.vllm import VllmEngine
 from fourstroke.errors import RunFolderError
 from fourstroke.evaluation import EvaluationReport, evaluate
 from fourstroke.observability import Reporter
 from fourstroke.orchestration.preflight import HostFacts, check_host
-from fourstroke.orchestration.training_run import describe, load_tasks_and_grader, started_engine
+from fourstroke.orchestration.training_run import describe, load_tasks_and_grader, started
 from fourstroke.orchestration.waits import within
 from fourstroke.rollout import GroupRunner
 from fourstroke.store import RunFolder
@@ -51,7 +52,8 @@ class EvaluationRun:
         """Start an engine, evaluate, and end the engine."""
         config, tasks = self._config, self._taskset.held_out[: self._config.evaluation.num_tasks]
         self._reporter.phase("start engine", total=1)
-        async with started_engine(config, model_path=self._model_path, log_path=None) as engine:
+        engine = VllmEngine(config.engine, self._model_path, seed=config.seed)
+        async with started(engine, timeout_s=config.deadlines.start_s):
             runner = GroupRunner(
                 config,
                 taskset=self._taskset,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +36,12 @@ from fourstroke.store import (
     Summary,
     read_metrics,
     write_atomic,
+    writing,
 )
 from fourstroke.tokens import Renderer
+from fourstroke.tokens.render import TokenRenderer
 from fourstroke.trainer.catalogue import ModelFacts, resolve_model
-from fourstroke.types import Engine, Grader, Taskset
+from fourstroke.types import Engine, Grader, Taskset, Trainer
 
 _NUM_STEPS_FOR_ETA = 5
 
@@ -92,44 +94,65 @@ def prepare_run(config: RunConfig, *, settings: ProcessSettings) -> PreparedRun:
     )
 
 
-@asynccontextmanager
-async def started_engine(config: RunConfig, *, model_path: Path, log_path: Path | None) -> AsyncIterator[VllmEngine]:
-    """The engine, ready; closed on the way out."""
-    engine = VllmEngine(config.engine, model_path, seed=config.seed, log_path=log_path)
-    try:
-        async with within(config.deadlines.start_s, f"engine {engine.name} to start"):
-            await engine.start()
-        yield engine
-    finally:
-        await engine.close()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Makers:
+    """How the heavy parts are made, not yet started; tests put fakes here."""
+
+    engine: Callable[[PreparedRun], Engine]
+    trainer: Callable[[PreparedRun], Trainer]
+    renderer: Callable[[PreparedRun], TokenRenderer]
 
 
-@asynccontextmanager
-async def started_trainer(prepared: PreparedRun) -> AsyncIterator[TrainerProcess]:
-    """The trainer's process, ready; ended on the way out."""
-    config, folder = prepared.config, prepared.folder
+def _make_engine(prepared: PreparedRun) -> Engine:
+    config, log_path = prepared.config, prepared.folder.logs_dir / "engine.log"
+    return VllmEngine(config.engine, prepared.model_path, seed=config.seed, log_path=log_path)
+
+
+def _make_trainer(prepared: PreparedRun) -> Trainer:
     # The folder's name is unique on this machine, the process id is unique among those that live.
-    publication_path = prepared.settings.shared_memory_dir / f"fourstroke-{folder.path.name}-{os.getpid()}"
-    trainer = TrainerProcess(
-        config,
+    name = f"fourstroke-{prepared.folder.path.name}-{os.getpid()}"
+    return TrainerProcess(
+        prepared.config,
         model_path=prepared.model_path,
-        publication_path=publication_path,
-        log_path=folder.logs_dir / "trainer.log",
+        publication_path=prepared.settings.shared_memory_dir / name,
+        log_path=prepared.folder.logs_dir / "trainer.log",
     )
+
+
+REAL_PARTS = Makers(
+    engine=_make_engine, trainer=_make_trainer, renderer=lambda prepared: Renderer(prepared.model_path)
+)
+
+
+@asynccontextmanager
+async def started(*parts: Engine | Trainer, timeout_s: float) -> AsyncIterator[None]:
+    """Parts started side by side, and all of them closed on the way out, those that failed to start too.
+
+    Raises:
+        FourstrokeError: What the first part to fail raised.
+        DeadlineError: One of them took too long.
+    """
     try:
-        async with within(config.deadlines.start_s, "the trainer to start"):
-            await trainer.start()
-        yield trainer
+        starting = [asyncio.create_task(part.start()) for part in parts]
+        try:
+            async with within(timeout_s, "engine and trainer to start"):
+                await asyncio.gather(*starting)
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+        yield
     finally:
-        await trainer.close()
+        await asyncio.gather(*(part.close() for part in parts))
 
 
 class TrainingRun:
     """Drives a prepared run and tells the reporter, the folder and the summary of it."""
 
-    def __init__(self, prepared: PreparedRun, *, reporter: Reporter) -> None:
+    def __init__(self, prepared: PreparedRun, *, reporter: Reporter, makers: Makers = REAL_PARTS) -> None:
         self._prepared = prepared
         self._reporter = reporter
+        self._makers = makers
         self._reports: dict[str, EvaluationReport] = {}
         self._num_steps = 0
         self._train_seconds = 0.0
@@ -158,16 +181,14 @@ class TrainingRun:
     async def _run_parts(self) -> None:
         prepared, config = self._prepared, self._prepared.config
         self._reporter.phase("start engine and trainer", total=1)
-        async with (
-            started_trainer(prepared) as trainer,
-            started_engine(config, model_path=prepared.model_path, log_path=prepared.folder.logs_dir / "engine.log") as engine,
-        ):
+        engine, trainer = self._makers.engine(prepared), self._makers.trainer(prepared)
+        async with started(engine, trainer, timeout_s=config.deadlines.start_s):
             runner = GroupRunner(
                 config,
                 taskset=prepared.taskset,
                 grader=prepared.grader,
                 engine=engine,
-                renderer=Renderer(prepared.model_path),
+                renderer=self._makers.renderer(prepared),
             )
             if config.evaluation.before:
                 await self._evaluate("before", runner, engine)
@@ -177,7 +198,7 @@ class TrainingRun:
             if config.evaluation.after:
                 await self._evaluate("after", runner, engine)
 
-    async def _train(self, engine: Engine, trainer: TrainerProcess, runner: GroupRunner) -> None:
+    async def _train(self, engine: Engine, trainer: Trainer, runner: GroupRunner) -> None:
         prepared, folder = self._prepared, self._prepared.folder
         ledger, payload = Ledger(folder.ledger_path), PayloadWriter(folder.payload_dir)
         parts = Parts(engine=engine, trainer=trainer, runner=runner, ledger=ledger, payload=payload)
@@ -237,13 +258,14 @@ class TrainingRun:
         folder = self._prepared.folder
         if self._num_steps:
             points = {name: report.estimate for name, report in self._reports.items()}
-            draw_curves(
-                read_metrics(folder.metrics_path),
-                folder.curves_path,
-                before=points.get("before"),
-                after=points.get("after"),
-                title=folder.path.name,
-            )
+            with writing(folder.curves_path):
+                draw_curves(
+                    read_metrics(folder.metrics_path),
+                    folder.curves_path,
+                    before=points.get("before"),
+                    after=points.get("after"),
+                    title=folder.path.name,
+                )
 
 
 def describe(report: EvaluationReport) -> str:

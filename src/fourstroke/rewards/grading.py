@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import numbers
-from typing import Any
 
 import msgspec
 
@@ -47,39 +46,54 @@ async def grade(grader: Grader, task: Task, episode: Episode, *, timeout_s: floa
     assert task.id == episode.task_id, (task.id, episode.task_id)
     loop = asyncio.get_running_loop()
     started = loop.time()
-
-    def unscored(reason: str, detail: str) -> Unscored:
-        return Unscored(reason=reason, detail=_clean(detail), grader=grader.name, cost_s=loop.time() - started)
-
     if episode.stop in _NOT_GRADED:
-        return unscored(*_NOT_GRADED[episode.stop])
-    late = f"grader {grader.name} ran past {timeout_s} s on episode {episode.id}"
+        reason, detail = _NOT_GRADED[episode.stop]
+        return Unscored(reason=reason, detail=detail, grader=grader.name, cost_s=0.0)
+    returned: object = None
+    fault: tuple[str, str] | None = None
     try:
         async with asyncio.timeout(timeout_s) as deadline:
             with boundary(f"grader {grader.name} on episode {episode.id}", GradingError):
-                returned: object = await grader.grade(task, episode)
-    except FourstrokeError as error:
-        # A grader may turn its own cancellation into another error; then it was still the deadline that ended it.
-        return unscored("timeout", late) if deadline.expired() else unscored(_reason_of(error), str(error))
-    except TimeoutError:
-        return unscored("timeout", late)
+                returned = await grader.grade(task, episode)
+    except (FourstrokeError, TimeoutError) as error:
+        fault = _reason_of(error), str(error)
+    # Asked last, since a grader may turn its own cancellation into another error, or into a verdict.
     if deadline.expired():
-        return unscored("timeout", late)
-    match returned:
-        case Scored():
-            return _checked(returned, cost_s=loop.time() - started) or unscored(*_fault_of(returned))
-        case Unscored():
-            return msgspec.structs.replace(returned, detail=_clean(returned.detail), cost_s=loop.time() - started)
-        case Tamper():
-            return msgspec.structs.replace(returned, reason=_clean(returned.reason), cost_s=loop.time() - started)
-    return unscored("bad_return", f"grader {grader.name} returned {_kind(returned)}, not a verdict")
+        fault = "timeout", f"grader {grader.name} ran past {timeout_s} s on episode {episode.id}"
+    cost_s = loop.time() - started
+    fault = fault or _fault_of(returned)
+    if fault is not None:
+        reason, detail = fault
+        return Unscored(reason=reason, detail=_clean(detail), grader=grader.name, cost_s=cost_s)
+    assert isinstance(returned, Scored | Unscored | Tamper), returned
+    return _plain(returned, cost_s=cost_s)
 
 
-def _checked(verdict: Scored, *, cost_s: float) -> Scored | None:
-    """The verdict with plain, finite floats, or None where it has none."""
-    numbers_given = (verdict.score, *verdict.components.values())
-    if not all(isinstance(value, numbers.Real) and math.isfinite(value) for value in numbers_given):
-        return None
+def _reason_of(error: BaseException) -> str:
+    """``Scored`` refuses a score that is not finite with a plain ValueError, inside the grader."""
+    return "non_finite" if str(error.__cause__).startswith("score must be finite") else "error"
+
+
+def _fault_of(returned: object) -> tuple[str, str] | None:
+    """What is wrong with what a grader returned, if anything."""
+    if not isinstance(returned, Scored | Unscored | Tamper):
+        return "bad_return", f"the grader returned {_kind(returned)}, not a verdict"
+    if isinstance(returned, Scored):
+        given: dict[str, object] = {"score": returned.score, **returned.components}
+        for name, value in given.items():
+            if not isinstance(value, numbers.Real):
+                return "bad_return", f"the grader gave {name} as {_kind(value)}, not a number"
+            if not math.isfinite(value):
+                return "non_finite", f"the grader gave {name} = {value}"
+    return None
+
+
+def _plain(verdict: Verdict, *, cost_s: float) -> Verdict:
+    """The verdict with its cost, plain floats for numbers, and text that any log can hold."""
+    if isinstance(verdict, Unscored):
+        return msgspec.structs.replace(verdict, detail=_clean(verdict.detail), cost_s=cost_s)
+    if isinstance(verdict, Tamper):
+        return msgspec.structs.replace(verdict, reason=_clean(verdict.reason), cost_s=cost_s)
     return msgspec.structs.replace(
         verdict,
         score=float(verdict.score),
@@ -87,19 +101,6 @@ def _checked(verdict: Scored, *, cost_s: float) -> Scored | None:
         reason=_clean(verdict.reason),
         cost_s=cost_s,
     )
-
-
-def _fault_of(verdict: Scored) -> tuple[str, str]:
-    given: dict[str, Any] = {"score": verdict.score, **verdict.components}
-    for name, value in given.items():
-        if not isinstance(value, numbers.Real):
-            return "bad_return", f"grader {verdict.grader} gave {name} as {_kind(value)}, not a number"
-    return "non_finite", f"grader {verdict.grader} gave {given!r}"
-
-
-def _reason_of(error: FourstrokeError) -> str:
-    """``Scored`` refuses a score that is not finite with a plain ValueError, inside the grader."""
-    return "non_finite" if str(error.__cause__).startswith("score must be finite") else "error"
 
 
 def _kind(value: object) -> str:

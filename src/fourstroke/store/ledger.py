@@ -101,7 +101,12 @@ class Ledger:
         self._path = path
         if is_read_only and not path.is_file():
             raise RunFolderError(f"{path} is missing, so there is no ledger to read; name the folder of a run")
-        uri = f"{path.absolute().as_uri()}?mode={'ro' if is_read_only else 'rwc'}"
+        mode = "mode=rwc"
+        if is_read_only:
+            # Without a log nobody writes: read the file alone, which leaves nothing beside it and needs no right to.
+            has_log = path.with_name(f"{path.name}-wal").exists()
+            mode = "mode=ro" if has_log else "mode=ro&immutable=1"
+        uri = f"{path.absolute().as_uri()}?{mode}"
         with self._naming_faults():
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
         try:
@@ -221,16 +226,21 @@ class Ledger:
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute("PRAGMA foreign_keys = ON")
             with self._transaction():
-                if not self._connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                if not self._has_tables():
                     for statement in _CREATE.split(";"):
                         self._connection.execute(statement)
                     self._connection.execute("INSERT INTO meta VALUES ('schema', ?), ('drawn', 0)", (LEDGER_SCHEMA,))
+        if not self._has_tables():
+            raise RunFolderError(f"{self._path} holds no ledger yet; wait for its run to start, or name another folder")
         schema = self._meta("schema")
         if schema > LEDGER_SCHEMA:
             raise RunFolderError(
                 f"{self._path} has ledger schema {schema} and this version of Fourstroke reads up to {LEDGER_SCHEMA}; "
                 "use a newer Fourstroke"
             )
+
+    def _has_tables(self) -> bool:
+        return self._connection.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
 
     def _meta(self, name: str) -> int:
         row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()

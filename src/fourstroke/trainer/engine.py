@@ -49,6 +49,7 @@ class TorchTrainer:
         loss: Callable[[LossInputs], LossOutput],
         incarnation: int = 0,
     ) -> None:
+        """Keep the settings; nothing is loaded before ``start``."""
         self._config = config
         self._model_path = model_path
         self._publication_path = publication_path
@@ -72,12 +73,11 @@ class TorchTrainer:
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
         self._optimiser = Optimiser(self._model.masters.values(), config=trainer)
-        published = _DTYPES[self._config.engine.dtype]
         self._publisher = Publisher(
             self._publication_path,
             entries=[
-                TensorSpec(name=name, dtype=self._config.engine.dtype, shape=tuple(tensor.shape))
-                for name, tensor in self._model.tensors(lambda _: published)
+                TensorSpec(name=name, dtype=self._config.engine.dtype, shape=shape)
+                for name, shape in self._model.shapes.items()
             ],
             incarnation=self._incarnation,
         )

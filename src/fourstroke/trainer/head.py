@@ -6,6 +6,7 @@ vocabulary of 49,152 a thousand tokens of fp32 logits are 200 MB, several times 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_NH, weight_VH, targets_N, normaliser_N = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=normaliser_N.dtype)
@@ -82,5 +83,5 @@ def token_logprobs(
         >>> round(logprobs.item(), 6)
         -2.129109
     """
-    result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, chunk)
-    return result
+    apply: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
+    return apply(hidden_NH, weight_VH, targets_N, temperature, chunk)

@@ -72,10 +72,15 @@ class PolicyModel:
         stored_dtypes = {
             name: _stored_dtype(name, file.get_slice(name).get_dtype()) for name, file in _stored_tensors(path)
         }
-        transformers_logging.disable_progress_bar()
-        working = AutoModelForCausalLM.from_pretrained(path, dtype=compute_dtype, local_files_only=True)
-        working.eval().to(device)
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        working: Any = AutoModelForCausalLM.from_pretrained(path, dtype=compute_dtype, local_files_only=True)
+        working.to(device).eval()
         return cls(working, path, stored_dtypes=stored_dtypes)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor of the checkpoint, in the order of :meth:`tensors`."""
+        return {name: tuple(self._tensors[name].shape) for name in sorted(self.stored_dtypes)}
 
     @property
     def device(self) -> torch.device:
@@ -159,8 +164,8 @@ class PolicyModel:
         strange = sorted(self.stored_dtypes.keys() - self._tensors.keys())
         if strange:
             raise ConfigError(
-                f"model.name = {self._path}: its checkpoint holds {strange[0]!r}, which transformers loads under another "
-                "name or not at all, so that it could not be published; choose another model"
+                f"model.name = {self._path}: its checkpoint holds {strange[0]!r}, which transformers loads under "
+                "another name or not at all, so that it could not be published; choose another model"
             )
         stored = {id(self._tensors[name]) for name in self.stored_dtypes}
         for name, tensor in self._tensors.items():
@@ -178,7 +183,7 @@ class PolicyModel:
                 master = working
             else:
                 master = nn.Parameter(file.get_tensor(name).to(working.device, torch.float32))
-                working.register_post_accumulate_grad_hook(_move_gradient_to(master))
+                working.register_post_accumulate_grad_hook(_move_gradient_to(master))  # type: ignore[no-untyped-call]
             master.grad = torch.zeros_like(master)
             masters[name] = self._master_of[id(working)] = master
         return masters

@@ -24,6 +24,7 @@ class Optimiser:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, config: TrainerConfig) -> None:
+        """Start with empty moments."""
         self._parameters = list(parameters)
         self._config = config
         self._num_updates = 0

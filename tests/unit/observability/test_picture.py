@@ -31,11 +31,11 @@ def _record(step: int) -> dict[str, float]:
 
 CASES = {
     "none": [],
-    "one": [_record(0)],
-    "many": [_record(step) for step in range(5)],
-    "exact": [{**_record(0), "train/mismatch/mean_abs_log_ratio": 0.0}],
-    "negative": [{"step": 0, "reward/grade/score_mean": -3.0}, {"step": 1, "reward/grade/score_mean": -1.0}],
-    "gaps": [_record(0), {"step": 1}, {"step": 2, "train/loss/entropy": math.nan}, _record(3)],
+    "one": [_record(1)],
+    "many": [_record(step) for step in range(1, 6)],
+    "exact": [{**_record(1), "train/mismatch/mean_abs_log_ratio": 0.0}],
+    "negative": [{"step": 1, "reward/grade/score_mean": -3.0}, {"step": 2, "reward/grade/score_mean": -1.0}],
+    "gaps": [_record(1), {"step": 2}, {"step": 3, "train/loss/entropy": math.nan}, _record(4)],
 }
 
 

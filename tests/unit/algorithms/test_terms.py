@@ -1,0 +1,73 @@
+"""The names in ``config`` and here are the same; rows are skipped only where nothing is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+import numpy as np
+import pytest
+from fourstroke.algorithms import corrections, losses, terms
+
+from fourstroke.algorithms import BUNDLE_TERMS, Term, needs_gradient, terms_of
+from fourstroke.algorithms.advantages import ADVANTAGES
+from fourstroke.algorithms.aggregation import AGGREGATIONS
+from fourstroke.config import BUNDLES, AlgorithmConfig
+from fourstroke.errors import ConfigError
+from fourstroke.types import Column, Trajectory
+
+GRPO = AlgorithmConfig.model_validate({"name": "grpo"})
+
+
+def test_bundles_have_the_same_names() -> None:
+    assert list(BUNDLE_TERMS) == list(BUNDLES)
+    assert {term.name for bundle in BUNDLE_TERMS.values() for term in bundle} == set(losses.LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("field", "table"),
+    [("advantage", ADVANTAGES), ("aggregation", AGGREGATIONS), ("correction", corrections.CORRECTIONS)],
+)
+def test_choices_have_the_same_names(field: str, table: dict[str, object]) -> None:
+    assert set(get_args(AlgorithmConfig.model_fields[field].annotation)) == set(table)
+
+
+def test_unknown_bundle_is_refused_with_the_names() -> None:
+    config = GRPO.model_copy(update={"name": "mine"})
+    with pytest.raises(ConfigError, match=r"algorithm.name = 'mine' is no bundle; choose one of grpo, dr_grpo"):
+        terms_of(config)
+
+
+def row(mask: list[bool], advantages: list[float]) -> Trajectory:
+    columns = {
+        Column.IDS: np.arange(len(mask), dtype=np.int32),
+        Column.LOSS_MASK: np.array(mask),
+        Column.ADVANTAGES: np.array(advantages, dtype=np.float32),
+    }
+    return Trajectory(id="r", group="g", episode="e", columns=columns)
+
+
+ROWS = [
+    row([False, True, True], [0, 0, 0]),  # zero advantage
+    row([False, True, True], [0, 0, -1]),  # one token has one
+    row([False, False, True], [0, 5, 0]),  # an advantage under the mask is none
+    row([False, False, False], [0, 0, 0]),  # no loss token
+    row([False, True, True], [0, float("nan"), 0]),  # not a number: must reach the check of the loss
+]
+
+
+def test_rows_with_zero_advantage_may_be_skipped() -> None:
+    assert needs_gradient(ROWS, config=GRPO) == (1, 4)
+
+
+def test_rows_are_not_skipped_where_another_term_gives_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    bonus = Term(name="entropy_bonus", scales_with_advantage=False)
+    monkeypatch.setitem(terms.BUNDLE_TERMS, "grpo", (*BUNDLE_TERMS["grpo"], bonus))
+
+    assert needs_gradient(ROWS, config=GRPO) == (0, 1, 2, 4)
+
+
+def test_the_controllers_part_loads_without_torch() -> None:
+    code = "import sys, fourstroke.algorithms; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
