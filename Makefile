@@ -12,7 +12,9 @@ TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 VENV := .venv
-# No wheel of the lock is compiled to bytecode while it is installed: `compileall` does it on all cores at the end.
+# Compiling all of the lock to bytecode would take as long as installing it, and a run imports a quarter: each module is
+# compiled when it is first imported (the surroundings may not forbid it).
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq --no-deps --no-compile
 PYTEST := $(VENV)/bin/python -m pytest
 
@@ -71,7 +73,6 @@ $(VENV)/.ready: $(VENV)/.torch requirements/cpu.txt pyproject.toml
 	@echo "installing requirements/cpu.txt"
 	@$(PIP) -r requirements/cpu.txt
 	@$(PIP) --no-build-isolation -e .
-	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 # Packages without a wheel are built here. Only pycosat (for reasoning-gym) needs a C compiler: without one its tests say

@@ -1,7 +1,7 @@
 """Resolve ``requirements/*.in`` into exact pins: ``python requirements/lock.py TORCH`` (``make lock``).
 
-pip resolves for the interpreter that runs this, without installing. Left out of the pins are torch (the Makefile chooses
-its build) and what only other builds of the parts use; the reason stands beside each name.
+pip resolves for the interpreter that runs this, without installing. Left out of the pins are torch (the Makefile
+chooses its build) and what only other builds of the parts use; the reason stands beside each name.
 """
 
 from __future__ import annotations

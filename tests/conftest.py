@@ -14,18 +14,18 @@ import pytest
 pytest_plugins = ["pytester"]
 
 
-def _is_hole(report: pytest.TestReport | pytest.CollectReport) -> bool:
+def _fail_if_hole(name: str, report: pytest.TestReport | pytest.CollectReport) -> None:
     is_in_ci = os.environ.get("CI", "").lower() in ("1", "true")
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-    return is_in_ci and report.outcome == "skipped" and reason.removeprefix("Skipped: ").startswith("missing:")
+    reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+    if is_in_ci and report.outcome == "skipped" and reason.startswith("missing:"):
+        report.outcome, report.longrepr = "failed", f"{name} was skipped in CI for want of a part: {reason}"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip for a missing part into a failure in CI."""
     report = yield
-    if _is_hole(report):
-        report.outcome, report.longrepr = "failed", f"{item.nodeid} was skipped in CI: {report.longrepr[2]}"
+    _fail_if_hole(item.nodeid, report)
     return report
 
 
@@ -35,6 +35,5 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The same for a whole module that skips itself."""
     report = yield
-    if _is_hole(report):
-        report.outcome, report.longrepr = "failed", f"{collector.nodeid} was skipped in CI: {report.longrepr[2]}"
+    _fail_if_hole(collector.nodeid, report)
     return report

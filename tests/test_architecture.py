@@ -42,7 +42,12 @@ MAX_FILE_LINES = 800
 # "path:function" of functions that are longer; may only shrink.
 LONG_FUNCTIONS: frozenset[str] = frozenset()
 # Libraries that one place alone may touch.
-ONE_PLACE = {"ray": "orchestration/placement.py", "vllm": "engines/vllm.py", "sglang": "engines/sglang.py", "sqlite3": "store/"}
+ONE_PLACE = {
+    "ray": "orchestration/placement.py",
+    "vllm": "engines/vllm.py",
+    "sglang": "engines/sglang.py",
+    "sqlite3": "store/",
+}
 CLOCK, BROAD_EXCEPT = "observability/clock.py", "errors.py"
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 UNSAFE_CALLS = {"eval", "exec", "hasattr"}
@@ -169,7 +174,8 @@ def reads_no_wall_clock(source: Source) -> Iterator[str]:
         if name.split(".")[0] == "time" or name in ("uuid.uuid1", "uuid.uuid4"):
             yield f"{source.path}:{line} imports {name}"
     for line, name in dotted_names(source):
-        if name.endswith((".now", ".utcnow", ".today")) and "date" in name or name in ("uuid.uuid1", "uuid.uuid4"):
+        is_clock = name.endswith((".now", ".utcnow", ".today")) and "date" in name
+        if is_clock or name in ("uuid.uuid1", "uuid.uuid4"):
             yield f"{source.path}:{line} uses {name}"
 
 
@@ -193,17 +199,19 @@ def reads_no_environment(source: Source) -> Iterator[str]:
     tree = source.tree
     written: set[int] = set()
     if source.room == "engines":
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-                written.add(id(node.value))
-            elif isinstance(node, ast.Attribute) and node.attr in ("update", "setdefault"):
+        for node in (n for n in ast.walk(tree) if isinstance(n, ast.Subscript | ast.Attribute)):
+            is_set = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+            is_added_to = isinstance(node, ast.Attribute) and node.attr in ("update", "setdefault")
+            if is_set or is_added_to:
                 written.add(id(node.value))
     for line, name in imported_modules(source):
         if name in ("os.environ", "os.getenv"):
             yield f"{source.path}:{line} imports {name}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv") and id(node) not in written:
-            yield f"{source.path}:{node.lineno} reads {dotted(node)}"
+    for expression in ast.walk(tree):
+        if not isinstance(expression, ast.Attribute) or id(expression) in written:
+            continue
+        if (name := dotted(expression)) in ("os.environ", "os.getenv"):
+            yield f"{source.path}:{expression.lineno} reads {name}"
 
 
 def runs_no_text_as_code(source: Source) -> Iterator[str]:
@@ -287,7 +295,9 @@ OFFENCES: tuple[tuple[Rule, str, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("rule", "path", "text"), OFFENCES, ids=[f"{name_of(r)}-{n}" for n, (r, *_) in enumerate(OFFENCES)])
+@pytest.mark.parametrize(
+    ("rule", "path", "text"), OFFENCES, ids=[f"{name_of(r)}-{n}" for n, (r, *_) in enumerate(OFFENCES)]
+)
 def test_the_rule_fires(rule: Rule, path: str, text: str) -> None:
     assert len(list(rule(Source(path, text)))) == 1
 
@@ -295,7 +305,11 @@ def test_the_rule_fires(rule: Rule, path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "path", "text"),
     [
-        (imports_only_upward, "config/x.py", "from fourstroke.errors import ConfigError\nfrom fourstroke.config import load"),
+        (
+            imports_only_upward,
+            "config/x.py",
+            "from fourstroke.errors import ConfigError\nfrom fourstroke.config import load",
+        ),
         (keeps_libraries_in_one_place, "orchestration/placement.py", "import ray"),
         (has_no_broad_except, "errors.py", "try:\n    f()\nexcept Exception:\n    pass"),
         (reads_no_wall_clock, "store/x.py", "x = asyncio.get_running_loop().time()\ny = timedelta(seconds=1)"),
@@ -345,7 +359,11 @@ def test_the_module_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
 
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(PACKAGE.parent)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(PACKAGE.parent)},
     )
 
     assert done.stdout.strip() == "[]"

@@ -16,13 +16,14 @@ import fourstroke.types
 from fourstroke.cli import app
 
 TYPES = """
-    Batch Column Completion Draw Engine Environment Episode Estimate GradedEpisode Grader Group MaskReason Message Microbatch
-    Observation Publication SampleRequest Scored Span StepStats StopReason Tamper Task Taskset TensorEntry Timings ToolCall
-    Trainer Trajectory Unscored Verdict VersionRun WeightVersion decode encode
+    Batch Column Completion Draw Engine Environment Episode Estimate GradedEpisode Grader Group MaskReason Message
+    Microbatch Observation Publication SampleRequest Scored Span StepStats StopReason Tamper Task Taskset TensorEntry
+    Timings ToolCall Trainer Trajectory Unscored Verdict VersionRun WeightVersion decode encode
 """
 CONFIG = """
-    AlgorithmConfig BUNDLES Bundle DeadlinesConfig EngineConfig EvaluationConfig GraderConfig ModelConfig ProcessSettings
-    Reference RolloutConfig RunConfig TaskConfig TrainerConfig dump_config load_config process_settings resolve_reference
+    AlgorithmConfig BUNDLES Bundle DeadlinesConfig EngineConfig EvaluationConfig GraderConfig ModelConfig
+    ProcessSettings Reference RolloutConfig RunConfig TaskConfig TrainerConfig dump_config load_config process_settings
+    resolve_reference
 """
 ERRORS = {
     "FourstrokeError": 1,
@@ -109,6 +110,8 @@ def test_the_version_is_the_packages() -> None:
     match = re.search(r'^version = "(.*)"$', pyproject, re.MULTILINE)
     assert match is not None
 
-    done = subprocess.run([sys.executable, "-m", "fourstroke.cli", "version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fourstroke.cli", "version"], capture_output=True, text=True, check=True
+    )
 
     assert done.stdout.strip() == match.group(1)

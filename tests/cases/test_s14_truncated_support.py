@@ -1,8 +1,8 @@
 """S14 (huggingface/trl#6789): top-p, top-k and min-p change the support of the sampled distribution.
 
-With probabilities [0.5, 0.3, 0.15, 0.05] and top_p = 0.8 the engine samples token 0 with 0.5 / 0.8, the trainer says 0.5:
-the ratio is the kept mass, 0.8, at every token with no change of the policy. We do not have the kept set in the trainer,
-so such sampling is refused for training, in the configuration and by the absence of a place to say it in a request.
+With probabilities [0.5, 0.3, 0.15, 0.05] and top_p = 0.8 the engine samples token 0 with 0.5 / 0.8, the trainer says
+0.5: the ratio is the kept mass, 0.8, at every token with no change of the policy. The trainer does not have the kept
+set, so such sampling is refused for training, and a request has no place to say it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Can this machine hold this run? Asked once, before anything heavy starts.
 
 :meth:`HostFacts.gather` looks at the machine and decides nothing; :func:`check_host` decides and looks at nothing, so
-that every refusal is a row of a table in the tests. The sums here are lower bounds: a run that is refused could not have
-worked, one that passes may still run out.
+that every refusal is a row of a table in the tests. The sums here are lower bounds: a run that is refused could not
+have worked, one that passes may still run out.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fourstroke.config import RunConfig
 from fourstroke.errors import ConfigError, PreflightError
 from fourstroke.trainer.catalogue import ModelFacts
 
-# Parts that a run imports, and the extra of the wheel that brings each.
-_PARTS = {"torch": "cpu", "transformers": "cpu", "vllm": "cpu"}
+# Modules that a run imports and that the base dependencies do not bring.
+_PARTS = ("torch", "transformers", "vllm")
 # What the CPU builds of torch and vLLM are compiled for: the machine, and the flag in /proc/cpuinfo that each needs.
 _PROCESSOR_FLAGS = {"x86_64": "avx2", "aarch64": "asimd"}
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -74,12 +74,23 @@ class HostFacts:
             machine=platform.machine(),
             python=(sys.version_info.major, sys.version_info.minor),
             processor_flags=_processor_flags(Path("/proc/cpuinfo")),
-            has_gpu=Path("/dev/nvidiactl").exists(),
-            parts=frozenset(part for part in _PARTS if importlib.util.find_spec(part) is not None),
+            has_gpu=_has_gpu(),
+            parts=_installed_parts(),
             memory_bytes=_memory_bytes(Path("/sys/fs/cgroup/memory.max")),
             free_disk_bytes=_free_bytes(_nearest_existing(runs_dir)),
             free_shared_memory_bytes=_free_bytes(shared_memory_dir),
         )
+
+
+def require_parts() -> None:
+    """Return if all that a run imports is installed. For whoever is about to import it.
+
+    Raises:
+        PreflightError: A part is missing; one sentence for each, a line each.
+    """
+    problems = list(_missing_parts(_installed_parts(), has_gpu=_has_gpu()))
+    if problems:
+        raise PreflightError("\n".join(problems))
 
 
 def check_host(config: RunConfig, *, facts: HostFacts, model: ModelFacts) -> None:
@@ -101,7 +112,7 @@ def check_host(config: RunConfig, *, facts: HostFacts, model: ModelFacts) -> Non
 
 def _platform_problems(facts: HostFacts) -> Iterator[str]:
     if facts.system != "Linux":
-        yield f"this is {facts.system}, and Fourstroke runs on Linux; use a Linux machine, or a container or WSL2 on this one"
+        yield f"this is {facts.system}, and Fourstroke runs on Linux; use a Linux machine, container or WSL2"
         return
     if facts.python < (3, 11):
         yield f"this is Python {facts.python[0]}.{facts.python[1]}, and Fourstroke needs 3.11 or later; use that"
@@ -116,9 +127,13 @@ def _platform_problems(facts: HostFacts) -> Iterator[str]:
             f"the processor ({facts.machine}) lacks {flag}, which vLLM's CPU build is compiled for; "
             f"use a processor with {flag}, or a GPU"
         )
-    for part, extra in _PARTS.items():
-        if part not in facts.parts:
-            yield f"{part} is not installed; install fourstroke[{'gpu' if facts.has_gpu else extra}], or run make setup"
+    yield from _missing_parts(facts.parts, has_gpu=facts.has_gpu)
+
+
+def _missing_parts(installed: frozenset[str], *, has_gpu: bool) -> Iterator[str]:
+    for part in _PARTS:
+        if part not in installed:
+            yield f"{part} is not installed; install fourstroke[{'gpu' if has_gpu else 'cpu'}], or run make setup"
 
 
 def _space_problems(config: RunConfig, *, facts: HostFacts, model: ModelFacts) -> Iterator[str]:
@@ -153,6 +168,14 @@ def _gib(size_bytes: int) -> str:
 
 
 # --- looking --------------------------------------------------------------------------------------------------------
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+def _installed_parts() -> frozenset[str]:
+    return frozenset(part for part in _PARTS if importlib.util.find_spec(part) is not None)
 
 
 def _processor_flags(cpuinfo: Path) -> frozenset[str]:

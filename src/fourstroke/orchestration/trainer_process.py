@@ -21,7 +21,7 @@ from fourstroke.algorithms.losses import bind_loss
 from fourstroke.config import RunConfig
 from fourstroke.errors import ActorDiedError, FourstrokeError, boundary
 from fourstroke.orchestration.wire import pack, receive_frame
-from fourstroke.trainer import TorchTrainer
+from fourstroke.trainer.engine import TorchTrainer
 from fourstroke.types import Batch, Microbatch, decode, encode
 
 _PR_SET_PDEATHSIG = 1

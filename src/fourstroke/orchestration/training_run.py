@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from fourstroke.config import ProcessSettings, RunConfig, resolve_reference
 from fourstroke.engines.vllm import VllmEngine
@@ -85,6 +86,7 @@ def prepare_run(config: RunConfig, *, settings: ProcessSettings) -> PreparedRun:
         FourstrokeError: One sentence on what is wrong and how to mend it; nothing was started.
     """
     taskset, grader = load_tasks_and_grader(config)
+    sweep_shared_memory(settings.shared_memory_dir)
     model_path = resolve_model(config.model.name, cache_dir=settings.cache_dir)
     facts = HostFacts.gather(runs_dir=Path(config.runs_dir), shared_memory_dir=settings.shared_memory_dir)
     check_host(config, facts=facts, model=ModelFacts.read(model_path))
@@ -109,12 +111,10 @@ def _make_engine(prepared: PreparedRun) -> Engine:
 
 
 def _make_trainer(prepared: PreparedRun) -> Trainer:
-    # The folder's name is unique on this machine, the process id is unique among those that live.
-    name = f"fourstroke-{prepared.folder.path.name}-{os.getpid()}"
     return TrainerProcess(
         prepared.config,
         model_path=prepared.model_path,
-        publication_path=prepared.settings.shared_memory_dir / name,
+        publication_path=publication_path(prepared.settings.shared_memory_dir, pid=os.getpid()),
         log_path=prepared.folder.logs_dir / "trainer.log",
     )
 
@@ -122,6 +122,19 @@ def _make_trainer(prepared: PreparedRun) -> Trainer:
 REAL_PARTS = Makers(
     engine=_make_engine, trainer=_make_trainer, renderer=lambda prepared: Renderer(prepared.model_path)
 )
+
+
+def publication_path(shared_memory_dir: Path, *, pid: int) -> Path:
+    """Where the run of process ``pid`` publishes its weights; one run a process, so the name is unique."""
+    return shared_memory_dir / f"fourstroke-weights-{pid}"
+
+
+def sweep_shared_memory(shared_memory_dir: Path) -> None:
+    """Take back the memory of runs that were killed before they could."""
+    for path in shared_memory_dir.glob("fourstroke-weights-*"):
+        owner = path.name.rpartition("-")[2]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            path.unlink(missing_ok=True)
 
 
 @asynccontextmanager

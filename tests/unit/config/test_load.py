@@ -31,7 +31,10 @@ def refusal(data: dict[str, Any], *overrides: str) -> str:
             "rollout.group_sise is not a known key; did you mean rollout.group_size?",
         ),
         ({"trainer": {"lr": 1e-5}}, "trainer.lr is not a known key; keys there are "),
-        ({"algorithm": {"name": "grpo", "clip_hi": 0.2}}, "algorithm.clip_hi is not a known key; did you mean algorithm.clip_high?"),
+        (
+            {"algorithm": {"name": "grpo", "clip_hi": 0.2}},
+            "algorithm.clip_hi is not a known key; did you mean algorithm.clip_high?",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_name(data: dict[str, Any], sentence: str) -> None:
@@ -220,7 +223,7 @@ def test_overrides_apply_in_order_and_leave_their_input_alone() -> None:
 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        RunConfig().num_steps = 3
+        RunConfig().num_steps = 3  # type: ignore[misc]
 
 
 # --- there and back -------------------------------------------------------------------------------------------------

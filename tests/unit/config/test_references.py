@@ -17,7 +17,7 @@ def graders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Name of a module of user code."""
     name = "user_graders_of_a_test"
     (tmp_path / f"{name}.py").write_text(
-        "calls = []\n\n\ndef exact(*, tolerance=0.0):\n    calls.append(tolerance)\n    return tolerance\n\n\nnumber = 3\n"
+        "calls = []\nnumber = 3\n\ndef exact(*, tolerance=0.0):\n    calls.append(tolerance)\n    return tolerance\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -40,7 +40,9 @@ def test_nothing_is_called_before_its_time(graders: str) -> None:
 
 
 def test_arguments_that_do_not_fit_are_refused_with_the_signature(graders: str) -> None:
-    with pytest.raises(ConfigError, match=r"^grader\.use = .*'tolerence'.*; its signature is exact\(\*, tolerance=0\.0\)$"):
+    with pytest.raises(
+        ConfigError, match=r"^grader\.use = .*'tolerence'.*; its signature is exact\(\*, tolerance=0\.0\)$"
+    ):
         resolve_reference("grader.use", f"{graders}:exact", arguments={"tolerence": 0.5})
 
 
@@ -64,7 +66,9 @@ def test_a_module_that_fails_is_attributed_to_its_key(tmp_path: Path, monkeypatc
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("text", ["fractions.Fraction", "fractions:", ":Fraction", "fractions:a.b", "1x:y", "os:system()"])
+@pytest.mark.parametrize(
+    "text", ["fractions.Fraction", "fractions:", ":Fraction", "fractions:a.b", "1x:y", "os:system()"]
+)
 def test_a_reference_has_one_form(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^tasks\.use = .* does not have the form "):
         load_config({"tasks": {"use": text}})

@@ -10,7 +10,14 @@ import pytest
 
 from fourstroke.config import RunConfig, load_config
 from fourstroke.errors import ConfigError, FourstrokeError, PreflightError
-from fourstroke.orchestration.preflight import HostFacts, _memory_bytes, _processor_flags, check_host
+from fourstroke.orchestration import preflight
+from fourstroke.orchestration.preflight import (
+    HostFacts,
+    _memory_bytes,
+    _processor_flags,
+    check_host,
+    require_parts,
+)
 from fourstroke.trainer.catalogue import ModelFacts
 
 GIB = 2**30
@@ -30,7 +37,11 @@ MODEL = ModelFacts(
     vocab_size=49152, context_length=2048, num_parameters=100_000_000, dtype="bfloat16", size_bytes=200_000_000
 )
 CONFIG = load_config(
-    {"num_steps": 10, "rollout": {"groups_per_step": 2, "group_size": 4, "max_tokens": 100}, "engine": {"kv_cache_gib": 1}}
+    {
+        "num_steps": 10,
+        "rollout": {"groups_per_step": 2, "group_size": 4, "max_tokens": 100},
+        "engine": {"kv_cache_gib": 1},
+    }
 )
 
 
@@ -68,7 +79,11 @@ def test_a_machine_that_can_hold_the_run_passes(facts: HostFacts) -> None:
         ({"parts": frozenset({"torch", "transformers"}), "has_gpu": True}, "vllm is not installed", "fourstroke[gpu]"),
         ({"free_shared_memory_bytes": 199_999_999}, "one publication of weights takes 0.19 GiB", "--shm-size"),
         ({"free_shared_memory_bytes": 0}, "shared memory has 0.00 GiB free", "FOURSTROKE_SHM"),
-        ({"free_disk_bytes": 200_000_000 + 8_000 * 32 + 2**26 - 1}, "runs_dir = 'runs'", "set runs_dir to another disk"),
+        (
+            {"free_disk_bytes": 200_000_000 + 8_000 * 32 + 2**26 - 1},
+            "runs_dir = 'runs'",
+            "set runs_dir to another disk",
+        ),
         ({"memory_bytes": 2 * 200_000_000 + 1_600_000_000 + 2 * GIB - 1}, "of memory", "lower engine.kv_cache_gib"),
     ],
 )
@@ -80,6 +95,17 @@ def test_what_the_machine_lacks_is_named_in_one_sentence(changes: dict[str, Any]
     assert named in sentence
     assert mend in sentence
     assert "\n" not in sentence
+
+
+def test_missing_parts_are_named_before_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_PARTS", ("json", "no_such_part", "nor_this"))
+
+    with pytest.raises(PreflightError) as caught:
+        require_parts()
+    assert [line.partition(" ")[0] for line in str(caught.value).splitlines()] == ["no_such_part", "nor_this"]
+
+    monkeypatch.setattr(preflight, "_PARTS", ("json",))
+    require_parts()
 
 
 def test_everything_that_is_in_the_way_is_named_at_once() -> None:

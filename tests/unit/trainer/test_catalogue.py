@@ -1,4 +1,4 @@
-"""Names to folders: the catalogue's conversion (with a stand-in for the wheel), folders, hub ids, and what headers say."""
+"""Names to folders: the catalogue's conversion (with a stand-in for the wheel), folders, hub ids, facts of headers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_path_that_leads_nowhere_never_asks_the_hub(tmp_path: Path, monkeypatc
 def test_a_hub_that_cannot_be_reached_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
 ) -> None:
-    def fail(*args: object, **kwargs: object) -> str:
+    def fail(*_: object, **__: object) -> str:
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
@@ -119,7 +119,7 @@ class Wheel:
         monkeypatch.setitem(CATALOGUE, "tiny", self.model)
         monkeypatch.setattr(catalogue, "_convert", self.convert)
 
-    def convert(self, model: CatalogueModel, source: Path, target: Path) -> None:
+    def convert(self, _: CatalogueModel, source: Path, target: Path) -> None:
         self.num_conversions += 1
         target.mkdir()
         (target / "config.json").write_text("{}")

@@ -1,0 +1,494 @@
+"""vLLM behind the ``Engine`` protocol, through its own asynchronous engine and its own pause and weight interfaces.
+
+    start    import, launch the core process (its thread is ours: see ``_launch``), watch that process
+    generate request -> AsyncLLM.generate (one request, n samples) -> completions with versions
+    update   pause(keep, caches cleared) -> start, update, finish -> the worker's own word on what it holds -> resume
+
+Invariants: a request is checked here before vLLM sees it; every call to vLLM ends when the core process does; versions
+come from vLLM's spans and never from when an answer arrives. The same code runs on CPU and on GPU. May not judge
+publications (``weights.receive`` does, in the core process) nor decide when to pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from fourstroke.config import EngineConfig
+from fourstroke.errors import DataError, EngineDiedError, FourstrokeError, PublicationError, boundary
+from fourstroke.types import (
+    Completion,
+    Publication,
+    SampleRequest,
+    StopReason,
+    VersionRun,
+    WeightVersion,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+# vLLM silently raises a lower temperature to its minimum and refuses a higher one than its maximum.
+TEMPERATURE_RANGE = (0.01, 2.0)
+# The digest of the weights that vLLM loads from the checkpoint at start; no publication has it.
+CHECKPOINT = "checkpoint"
+
+_BACKEND = "shared_memory"
+_MIN_BATCHED_TOKENS = 8192
+_SHUTDOWN_S = 2
+_POLL_S = 0.05
+_STOPS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
+# Start-up sets variables of the whole process, and tells its children from others': one engine at a time.
+_STARTING = threading.Lock()
+
+T = TypeVar("T")
+
+
+def engine_arguments(
+    config: EngineConfig, model_path: Path, *, seed: int, on_gpu: bool = False, log_path: Path | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of vLLM's ``AsyncEngineArgs``.
+
+    A prompt is never split over prefills (chunked prefill off, batches that hold any prompt): on CPU a split one with a
+    seed of its own kills vLLM, and deterministic runs need it whole.
+
+    Args:
+        config: The engine's section.
+        model_path: Folder in Hugging Face format.
+        seed: Seed of the engine's own generators; requests bring theirs.
+        on_gpu: Whether vLLM runs on a GPU; the cache is then sized by ``gpu_memory_fraction``, else by ``kv_cache_gib``.
+        log_path: File for what the core process prints, or None to leave it.
+
+    Example:
+        >>> engine_arguments(EngineConfig(), Path("model"), seed=0)["max_model_len"]
+        1024
+    """
+    arguments: dict[str, Any] = {
+        "model": str(model_path),
+        "load_format": "safetensors",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "dtype": config.dtype,
+        "seed": seed,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(_MIN_BATCHED_TOKENS, config.max_model_len, config.max_num_seqs),
+        "enforce_eager": config.is_eager,
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": {"backend": _BACKEND},
+        "worker_extension_cls": "fourstroke.engines.vllm_worker.WorkerExtension",
+        "distributed_executor_backend": "fourstroke.engines.vllm_worker.CoreExecutor",
+        "additional_config": {"num_threads": config.num_threads, "log_path": log_path and str(log_path)},
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if on_gpu:
+        arguments["gpu_memory_utilization"] = config.gpu_memory_fraction
+    else:
+        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
+    return arguments
+
+
+def child_environment(*, openmp: Path | None, logging_config: Path) -> dict[str, str]:
+    """Environment variables for vLLM and its core process, as data; :func:`_set_for_children` applies them.
+
+    Args:
+        openmp: Intel's OpenMP library to preload where the processor does the work, or None. Its threads sleep soon after
+            a parallel region, where GNU's would spin on cores that the trainer needs.
+        logging_config: File with the ``logging`` configuration.
+
+    Example:
+        >>> child_environment(openmp=None, logging_config=Path("log.json"))["VLLM_NO_USAGE_STATS"]
+        '1'
+    """
+    variables = {
+        "VLLM_LOGGING_CONFIG_PATH": str(logging_config),
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if openmp is None:
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"
+    else:
+        variables |= {"LD_PRELOAD": str(openmp), "KMP_BLOCKTIME": "1", "KMP_TPAUSE": "0"}
+    return variables
+
+
+class VllmEngine:
+    """One vLLM engine, embedded; satisfies ``types.Engine``. Belongs to the event loop that started it.
+
+    Args:
+        config: The engine's section.
+        model_path: Folder in Hugging Face format; its weights are version 0.
+        seed: Seed of the engine's own generators.
+        name: Name in spans and logs.
+        log_path: File for vLLM's logs; with None its errors alone go to the terminal.
+
+    Example:
+        >>> engine = VllmEngine(EngineConfig(), Path("smollm2"), seed=0)  # doctest: +SKIP
+        >>> await engine.start()  # doctest: +SKIP
+        >>> (completion,) = await engine.generate(request)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        *,
+        seed: int,
+        name: str = "vllm-0",
+        log_path: Path | None = None,
+    ) -> None:
+        self._config = config
+        self._model_path = model_path
+        self._seed = seed
+        self._name = name
+        self._log_path = log_path
+        self._version = WeightVersion(incarnation=0, number=0, digest=CHECKPOINT)
+        self._vocab_size = 0
+        self._is_paused = False
+        self._llm: AsyncLLM | None = None
+        # One thread launches vLLM and then lives as long as it: the kernel takes the end of the thread that started a
+        # process for the end of its parent, and the core process dies with its parent.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-launch")
+        self._launching: Future[AsyncLLM] | None = None
+        self._processes: set[BaseProcess] = set()
+        self._others: set[BaseProcess] = set()
+        self._is_adopting = False
+        self._watched: dict[int, BaseProcess] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._obituary = f"{name} was not started"
+
+    @property
+    def name(self) -> str:
+        """Name of this engine in spans and logs."""
+        return self._name
+
+    @property
+    def version(self) -> WeightVersion:
+        """The weights that a request admitted now is sampled under."""
+        return self._version
+
+    async def start(self) -> None:
+        """Load the model and be ready to generate, at version number 0.
+
+        Raises:
+            EngineDiedError: vLLM cannot start; the text says why.
+        """
+        self._vocab_size = _vocab_size(self._model_path)
+        loop = asyncio.get_running_loop()
+        self._launching = self._thread.submit(self._launch)
+        with boundary(f"{self._name} cannot start{self._see_log()}", EngineDiedError):
+            self._llm = await asyncio.wrap_future(self._launching)
+        for process in self._processes:
+            assert process.pid is not None, process
+            descriptor = os.pidfd_open(process.pid)
+            self._watched[descriptor] = process
+            loop.add_reader(descriptor, self._on_death, descriptor)
+        self._obituary = ""
+        await self._call("start", self._introduce(self._llm))
+
+    async def generate(self, request: SampleRequest) -> tuple[Completion, ...]:
+        """Sample ``request.num_samples`` completions. While paused, the request waits for ``resume``.
+
+        Raises:
+            DataError: A token id lies outside the vocabulary, prompt and reply do not fit the context, or vLLM cannot
+                sample at the temperature.
+            EngineDiedError: The engine died before it answered.
+        """
+        llm = self._living()
+        self._check_request(request)
+        return await self._call(f"request {request.id}", self._sample(llm, request))
+
+    async def pause(self) -> None:
+        """Hold all requests where they are, and clear every cache; they are recomputed when they run again."""
+        llm = self._living()
+        await self._call("pause", llm.pause_generation(mode="keep", clear_cache=True))
+        self._is_paused = True
+
+    async def update_weights(self, publication: Publication) -> WeightVersion:
+        """Load a publication and return the version that the worker now proves to hold. Legal only while paused.
+
+        Raises:
+            PublicationError: The worker refused it, or holds another version afterwards.
+            EngineDiedError: The engine died on the way.
+        """
+        llm = self._living()
+        assert self._is_paused, f"{self._name}: update_weights while requests run"
+        what = f"publication {publication.version.number}"
+        held = await self._call(what, self._update(llm, publication), into=PublicationError)
+        if held != publication.version:
+            raise PublicationError(f"{self._name} holds version {held} after publication {publication.version} was sent")
+        self._version = held
+        return held
+
+    async def resume(self) -> None:
+        """Let requests run again."""
+        llm = self._living()
+        self._is_paused = False
+        await self._call("resume", llm.resume_generation())
+
+    async def check_health(self) -> None:
+        """Return if the engine is alive.
+
+        Raises:
+            EngineDiedError: It is not; the text names the process and how it ended.
+        """
+        await self._call("health", self._living().check_health())
+
+    async def close(self) -> None:
+        """End the core process, by force if need be, and wait until it is gone. Legal at any time, and twice."""
+        self._obituary = self._obituary or f"{self._name} was closed"
+        loop = asyncio.get_running_loop()
+        for descriptor in list(self._watched):
+            self._unwatch(descriptor)
+        for task in tuple(self._tasks):
+            task.cancel()
+        self._llm = None
+        while self._launching is not None and not self._launching.done():
+            # A launch that nobody waits for any more: it fails once its process is gone, which may not be there yet.
+            self._kill()
+            await asyncio.sleep(_POLL_S)
+        if self._launching is not None and self._launching.exception() is None:
+            await loop.run_in_executor(self._thread, self._launching.result().shutdown, _SHUTDOWN_S)
+        self._kill()
+        self._thread.shutdown()
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> AsyncLLM:
+        """Import vLLM and start its core process; runs in the thread of this engine."""
+        with _STARTING, tempfile.TemporaryDirectory() as folder:
+            logging_config = Path(folder) / "logging.json"
+            logging_config.write_text(json.dumps(_logging_config(self._log_path)))
+            variables = child_environment(openmp=_openmp_library(), logging_config=logging_config)
+            with _set_for_children(variables), self._adopting():
+                from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.platforms import current_platform
+                from vllm.v1.engine.async_llm import AsyncLLM
+
+                arguments = engine_arguments(
+                    self._config,
+                    self._model_path,
+                    seed=self._seed,
+                    on_gpu=not current_platform.is_cpu(),
+                    log_path=self._log_path,
+                )
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+    @contextmanager
+    def _adopting(self) -> Iterator[None]:
+        """Take the processes that start meanwhile for this engine's."""
+        self._others = set(multiprocessing.active_children())
+        self._is_adopting = True
+        try:
+            yield
+            self._adopt()
+        finally:
+            self._is_adopting = False
+
+    def _adopt(self) -> None:
+        if self._is_adopting:
+            self._processes = set(multiprocessing.active_children()) - self._others
+
+    async def _introduce(self, llm: AsyncLLM) -> None:
+        """Tell vLLM which weights it has loaded, and have it ready for the first request."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"held": encode(self._version)}))
+        await llm.update_weight_version(str(self._version.number))
+        # Cached by vLLM; a request that had to ask for it first could be overtaken by one that came later.
+        await llm.get_supported_tasks()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def _check_request(self, request: SampleRequest) -> None:
+        ids, num_tokens = request.prompt_ids, len(request.prompt_ids)
+        low, high = TEMPERATURE_RANGE
+        if num_tokens == 0:
+            raise DataError(f"request {request.id} has an empty prompt")
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            wrong = int(ids[(ids < 0) | (ids >= self._vocab_size)][0])
+            raise DataError(f"request {request.id} holds token id {wrong}, outside the vocabulary of {self._vocab_size}")
+        if num_tokens + request.max_tokens > self._config.max_model_len:
+            raise DataError(
+                f"request {request.id} has {num_tokens} prompt tokens and asks for {request.max_tokens} more, which do not "
+                f"fit engine.max_model_len = {self._config.max_model_len}"
+            )
+        if not low <= request.temperature <= high:
+            raise DataError(f"request {request.id} has temperature {request.temperature}; vLLM samples at {low} to {high}")
+
+    async def _sample(self, llm: AsyncLLM, request: SampleRequest) -> tuple[Completion, ...]:
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        parameters = SamplingParams(
+            n=request.num_samples,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            seed=spread_seed(request.seed),
+            stop_token_ids=list(request.stop_ids),
+            # The stop ids of the request alone end a completion.
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        outputs = [
+            output
+            async for output in llm.generate(tokens_input(request.prompt_ids.tolist()), parameters, request.id)
+            if output.finished
+        ]
+        completions = sorted(outputs[-1].outputs, key=lambda completion: completion.index)
+        assert len(completions) == request.num_samples, (request.id, len(completions))
+        return tuple(self._completion(completion) for completion in completions)
+
+    def _completion(self, output: CompletionOutput) -> Completion:
+        ids = np.array(output.token_ids, dtype=np.int32)
+        assert output.logprobs is not None, output
+        sampled = zip(output.token_ids, output.logprobs, strict=True)
+        logprobs = np.array([position[token].logprob for token, position in sampled], dtype=np.float32)
+        # vLLM labels every step with the version that it was told at the last update, and reports runs of one label. There
+        # are none only where nothing was sampled: a request that was aborted before its first token.
+        spans = output.weight_versions or []
+        versions = tuple(VersionRun(version=int(span.version), num_tokens=span.end - span.start) for span in spans)
+        return Completion(
+            ids=ids,
+            # A probability that rounds to 1 can come out a hair above 0.
+            logprobs=np.minimum(logprobs, 0.0),
+            versions=versions,
+            stop=_STOPS[output.finish_reason or "abort"],
+            engine=self._name,
+        )
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    async def _update(self, llm: AsyncLLM, publication: Publication) -> WeightVersion:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await llm.start_weight_update()
+        await llm.update_weights(WeightTransferUpdateRequest(update_info={"publication": encode(publication)}))
+        await llm.finish_weight_update(weight_version=str(publication.version.number))
+        (held,) = await llm.collective_rpc("held_version")
+        return decode(bytes(held), WeightVersion)
+
+    # --- life and death ---------------------------------------------------------------------------------------------
+
+    def _living(self) -> AsyncLLM:
+        if self._obituary or self._llm is None:
+            raise EngineDiedError(self._obituary)
+        return self._llm
+
+    async def _call(
+        self, what: str, work: Coroutine[Any, Any, T], *, into: type[FourstrokeError] = EngineDiedError
+    ) -> T:
+        """Await a call to vLLM, but no longer than its core process lives."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        try:
+            with boundary(f"{self._name}, {what}", into):
+                return await task
+        except asyncio.CancelledError:
+            # Ours, from _on_death, unless somebody cancelled the caller.
+            caller = asyncio.current_task()
+            if self._obituary and not (caller and caller.cancelling()):
+                raise EngineDiedError(self._obituary) from None
+            raise
+        except FourstrokeError as error:
+            if self._llm is None or self._llm.errored:
+                raise EngineDiedError(self._obituary or f"{self._name} died{self._see_log()}: {error}") from error
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    def _on_death(self, descriptor: int) -> None:
+        """The kernel says that a watched process ended."""
+        process = self._unwatch(descriptor)
+        code = process.exitcode
+        how = "ended" if code is None else f"ended with signal {-code}" if code < 0 else f"ended with status {code}"
+        self._obituary = f"{self._name}: process {process.name} ({process.pid}) {how}{self._see_log()}"
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def _unwatch(self, descriptor: int) -> BaseProcess:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        return self._watched.pop(descriptor)
+
+    def _kill(self) -> None:
+        self._adopt()
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _see_log(self) -> str:
+        return f" (log: {self._log_path})" if self._log_path else ""
+
+
+def spread_seed(seed: int) -> int:
+    """A seed far from those of neighbouring seeds, in [0, 2**63).
+
+    vLLM gives sample i of a request the seed + i, so that requests with seeds 7 and 8 would share samples.
+    (Multiplicative hashing: Knuth, The Art of Computer Programming 3, 6.4.)
+
+    Example:
+        >>> spread_seed(1), spread_seed(2)
+        (2177342782468422677, 4354685564936845354)
+    """
+    return seed * 0x9E3779B97F4A7C15 % 2**63
+
+
+def _vocab_size(model_path: Path) -> int:
+    """Ids that the model has an embedding for."""
+    config = json.loads((model_path / "config.json").read_text())
+    return int(config.get("text_config", config)["vocab_size"])
+
+
+def _openmp_library() -> Path | None:
+    """Intel's OpenMP, which vLLM's CPU build brings into the environment's ``lib``; there is none elsewhere."""
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return library if library.exists() else None
+
+
+def _logging_config(log_path: Path | None) -> dict[str, Any]:
+    """vLLM's logger: everything into the file, or errors alone to the terminal."""
+    if log_path is None:
+        handler: dict[str, Any] = {"class": "logging.StreamHandler", "level": "ERROR"}
+    else:
+        handler = {"class": "logging.FileHandler", "filename": str(log_path), "level": "INFO"}
+    line = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"format": line}},
+        "handlers": {"vllm": {**handler, "formatter": "line"}},
+        "loggers": {"vllm": {"handlers": ["vllm"], "level": "INFO", "propagate": False}},
+    }
+
+
+@contextmanager
+def _set_for_children(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables that the user has not set, and take them away again: they are for vLLM and its core process."""
+    ours = [name for name, value in variables.items() if os.environ.setdefault(name, value) is value]
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]

@@ -1,0 +1,137 @@
+"""What vLLM loads inside its own process: the executor, the weight transfer engine, and one more call of the worker.
+
+    driver process                            | vLLM's engine core process
+    VllmEngine -> AsyncLLM  -- bytes (zmq) -> | core -> CoreExecutor -> worker -> SharedMemoryTransfer -> weights.receive
+
+vLLM finds :class:`CoreExecutor` and :class:`WorkerExtension` by import path, in arguments that it documents for that, so
+nothing needs to be installed as a plugin. Imported by the driver too: importing it changes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload.inplace import reload_weights
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from fourstroke.types import Publication, WeightVersion, decode, encode
+from fourstroke.weights.manifest import checkpoint_shapes
+from fourstroke.weights.receive import Receiver
+
+BACKEND = "shared_memory"
+
+_PR_SET_PDEATHSIG = 1
+
+
+class CoreExecutor(UniProcExecutor):
+    """Runs the worker in the core's process.
+
+    On CPU vLLM asks for a worker process of its own, since that is where it binds OpenMP threads to cores. The two
+    processes then poll for each other and one of the cores is lost; here threads are left to the system instead, and
+    their number is set by the call below.
+    """
+
+    def _init_executor(self) -> None:
+        _die_with_parent()
+        # The driver answers Ctrl-C for all of its processes; the core would stop in the middle of its work.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        settings: dict[str, Any] = self.vllm_config.additional_config
+        if settings["log_path"] is not None:
+            _log_into(Path(settings["log_path"]))
+        if settings["num_threads"] is not None:
+            torch.set_num_threads(settings["num_threads"])
+        WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
+        super()._init_executor()
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """What the driver tells the worker once: an encoded ``WeightVersion``, that of the weights just loaded."""
+
+    held: bytes
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """What the driver tells the worker of new weights: an encoded ``Publication``."""
+
+    publication: bytes
+
+
+class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Loads publications out of shared memory: all is verified, then all is loaded.
+
+    The whole update happens in ``receive_weights``, because vLLM's ``start_weight_update`` is the place to take the old
+    weights apart, which must not happen to a publication that is then refused. Tensors are loaded by vLLM's own reload,
+    which repacks them as the CPU backend needs and copies them, so that none looks into shared memory afterwards.
+    """
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Note what is held and what a publication must hold, from the checkpoint that vLLM loaded."""
+        self.held = decode(init_info.held, WeightVersion)
+        dtype = str(self.model_config.dtype).removeprefix("torch.")
+        self._receiver = Receiver(checkpoint_shapes(Path(self.model_config.model)), dtype=dtype)
+
+    def start_weight_update(self) -> None:
+        """Nothing yet: see the class."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Verify and load a publication.
+
+        Raises:
+            PublicationError: It is not what it must be; nothing was loaded.
+        """
+        publication = decode(update_info.publication, Publication)
+        tensors = self._receiver.receive(publication, held=self.held)
+        reload_weights(
+            self.vllm_config, self.model, weights_iterator=tensors, weights_path=None, is_checkpoint_format=True
+        )
+        self.held = publication.version
+
+    def finish_weight_update(self) -> None:
+        """Nothing left: see the class."""
+
+    def shutdown(self) -> None:
+        """Nothing to give back: the mapping ends with the process."""
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker class, called over ``collective_rpc``."""
+
+    weight_transfer_engine: SharedMemoryTransfer
+
+    def held_version(self) -> bytes:
+        """The encoded version that the worker now holds: of the last publication that it verified and loaded."""
+        return encode(self.weight_transfer_engine.held)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent is gone, even by SIGKILL; and now, if that has happened."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _log_into(path: Path) -> None:
+    """Send what any library prints in this process into the log, so that a person's terminal stays calm."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
