@@ -44,8 +44,8 @@ LONG_FUNCTIONS: frozenset[str] = frozenset()
 # Libraries that one place alone may touch.
 ONE_PLACE = {
     "ray": "orchestration/placement.py",
-    "vllm": "engines/vllm.py",
-    "sglang": "engines/sglang.py",
+    "vllm": "engines/vllm",
+    "sglang": "engines/sglang",
     "sqlite3": "store/",
 }
 CLOCK, BROAD_EXCEPT = "observability/clock.py", "errors.py"

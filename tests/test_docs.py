@@ -16,7 +16,7 @@ def _python_blocks():
             yield pytest.param(block, id=f"{page.stem}-{number}")
 
 
-@pytest.mark.parametrize("block", _python_blocks())
+@pytest.mark.parametrize("block", list(_python_blocks()))
 def test_the_block_runs(block):
     exec(compile(block, "<docs>", "exec"), {"__name__": "docs"})
 

@@ -81,7 +81,9 @@ def test_errors_and_their_exit_codes() -> None:
 def test_each_error_is_also_a_standard_type() -> None:
     for name in ERRORS.keys() - {"FourstrokeError"}:
         kind = getattr(fourstroke.errors, name)
-        assert any(base.__module__ == "builtins" and base is not Exception for base in kind.__bases__), name
+        assert any(
+            base.__module__ == "builtins" and base not in (Exception, BaseException, object) for base in kind.__mro__
+        ), name
 
 
 def _commands(group: typer.core.TyperGroup, prefix: str = "") -> dict[str, str]:

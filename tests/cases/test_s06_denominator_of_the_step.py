@@ -7,7 +7,7 @@ import pytest
 
 from fourstroke.algorithms import token_weights
 
-TOKENS = (10, 20, 30, 40, 50, 50)
+TOKENS = np.array([10, 20, 30, 40, 50, 50])
 SUMMED_LOSSES = np.array([5.0, 8.0, 18.0, 10.0, 30.0, 15.0])
 
 

@@ -51,7 +51,8 @@ CHECKPOINT = "checkpoint"
 
 _BACKEND = "shared_memory"
 _MIN_BATCHED_TOKENS = 8192
-_SHUTDOWN_S = 2
+_GRACE_S = 2
+_LOGGING_CONFIG = "logging.json"
 _POLL_S = 0.05
 _STOPS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 # Start-up sets variables of the whole process, and tells its children from others': one engine at a time.
@@ -61,7 +62,13 @@ T = TypeVar("T")
 
 
 def engine_arguments(
-    config: EngineConfig, model_path: Path, *, seed: int, on_gpu: bool = False, log_path: Path | None = None
+    config: EngineConfig,
+    model_path: Path,
+    *,
+    seed: int,
+    scratch: Path,
+    on_gpu: bool = False,
+    log_path: Path | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's ``AsyncEngineArgs``.
 
@@ -72,11 +79,12 @@ def engine_arguments(
         config: The engine's section.
         model_path: Folder in Hugging Face format.
         seed: Seed of the engine's own generators; requests bring theirs.
-        on_gpu: Whether vLLM runs on a GPU; the cache is then sized by ``gpu_memory_fraction``, else by ``kv_cache_gib``.
+        scratch: Folder for the files of one engine's life.
+        on_gpu: Whether vLLM runs on a GPU: ``gpu_memory_fraction`` then sizes the cache, else ``kv_cache_gib``.
         log_path: File for what the core process prints, or None to leave it.
 
     Example:
-        >>> engine_arguments(EngineConfig(), Path("model"), seed=0)["max_model_len"]
+        >>> engine_arguments(EngineConfig(), Path("model"), seed=0, scratch=Path("/tmp/x"))["max_model_len"]
         1024
     """
     arguments: dict[str, Any] = {
@@ -95,7 +103,11 @@ def engine_arguments(
         "weight_transfer_config": {"backend": _BACKEND},
         "worker_extension_cls": "fourstroke.engines.vllm_worker.WorkerExtension",
         "distributed_executor_backend": "fourstroke.engines.vllm_worker.CoreExecutor",
-        "additional_config": {"num_threads": config.num_threads, "log_path": log_path and str(log_path)},
+        "additional_config": {
+            "num_threads": config.num_threads,
+            "log_path": log_path and str(log_path),
+            "scratch": str(scratch),
+        },
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
@@ -106,27 +118,33 @@ def engine_arguments(
     return arguments
 
 
-def child_environment(*, openmp: Path | None, logging_config: Path) -> dict[str, str]:
+def child_environment(*, scratch: Path, openmp: Path | None, log_path: Path | None) -> dict[str, str]:
     """Environment variables for vLLM and its core process, as data; :func:`_set_for_children` applies them.
 
     Args:
-        openmp: Intel's OpenMP library to preload where the processor does the work, or None. Its threads sleep soon after
-            a parallel region, where GNU's would spin on cores that the trainer needs.
-        logging_config: File with the ``logging`` configuration.
+        scratch: Folder for the files of one engine's life.
+        openmp: Intel's OpenMP library to preload where the processor does the work, or None. Its threads sleep soon
+            after a parallel region, where GNU's would spin on cores that the trainer needs.
+        log_path: File for logs; with None nothing but errors is to be seen.
 
     Example:
-        >>> child_environment(openmp=None, logging_config=Path("log.json"))["VLLM_NO_USAGE_STATS"]
-        '1'
+        >>> child_environment(scratch=Path("/tmp/x"), openmp=None, log_path=None)["OMP_WAIT_POLICY"]
+        'PASSIVE'
     """
     variables = {
-        "VLLM_LOGGING_CONFIG_PATH": str(logging_config),
+        "VLLM_LOGGING_CONFIG_PATH": str(scratch / _LOGGING_CONFIG),
+        "VLLM_RPC_BASE_PATH": str(scratch),
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # Errors alone: it says in each process that Triton is missing, as it is wherever the processor does the work.
+        "TORCH_LOGS": "-torch._library.triton",
     }
     if openmp is None:
         variables["OMP_WAIT_POLICY"] = "PASSIVE"
     else:
         variables |= {"LD_PRELOAD": str(openmp), "KMP_BLOCKTIME": "1", "KMP_TPAUSE": "0"}
+    if log_path is None:
+        variables |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
     return variables
 
 
@@ -167,12 +185,13 @@ class VllmEngine:
         # One thread launches vLLM and then lives as long as it: the kernel takes the end of the thread that started a
         # process for the end of its parent, and the core process dies with its parent.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-launch")
-        self._launching: Future[AsyncLLM] | None = None
+        self._launching: Future[None] | None = None
         self._processes: set[BaseProcess] = set()
         self._others: set[BaseProcess] = set()
         self._is_adopting = False
         self._watched: dict[int, BaseProcess] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._scratch = tempfile.TemporaryDirectory(prefix="fourstroke-")
         self._obituary = f"{name} was not started"
 
     @property
@@ -195,14 +214,14 @@ class VllmEngine:
         loop = asyncio.get_running_loop()
         self._launching = self._thread.submit(self._launch)
         with boundary(f"{self._name} cannot start{self._see_log()}", EngineDiedError):
-            self._llm = await asyncio.wrap_future(self._launching)
+            await asyncio.wrap_future(self._launching)
         for process in self._processes:
             assert process.pid is not None, process
             descriptor = os.pidfd_open(process.pid)
             self._watched[descriptor] = process
             loop.add_reader(descriptor, self._on_death, descriptor)
         self._obituary = ""
-        await self._call("start", self._introduce(self._llm))
+        await self._call("start", self._introduce(self._living()))
 
     async def generate(self, request: SampleRequest) -> tuple[Completion, ...]:
         """Sample ``request.num_samples`` completions. While paused, the request waits for ``resume``.
@@ -234,7 +253,7 @@ class VllmEngine:
         what = f"publication {publication.version.number}"
         held = await self._call(what, self._update(llm, publication), into=PublicationError)
         if held != publication.version:
-            raise PublicationError(f"{self._name} holds version {held} after publication {publication.version} was sent")
+            raise PublicationError(f"{self._name} was sent version {publication.version} and holds {held}")
         self._version = held
         return held
 
@@ -260,37 +279,41 @@ class VllmEngine:
             self._unwatch(descriptor)
         for task in tuple(self._tasks):
             task.cancel()
-        self._llm = None
         while self._launching is not None and not self._launching.done():
             # A launch that nobody waits for any more: it fails once its process is gone, which may not be there yet.
             self._kill()
             await asyncio.sleep(_POLL_S)
-        if self._launching is not None and self._launching.exception() is None:
-            await loop.run_in_executor(self._thread, self._launching.result().shutdown, _SHUTDOWN_S)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            if llm.output_handler is not None:
+                # Otherwise vLLM takes its own shutdown for a death of the core, and logs it as an error.
+                llm.output_handler.cancel()
+            await loop.run_in_executor(self._thread, llm.shutdown, _GRACE_S)
         self._kill()
         self._thread.shutdown()
+        self._scratch.cleanup()
 
     # --- start ------------------------------------------------------------------------------------------------------
 
-    def _launch(self) -> AsyncLLM:
+    def _launch(self) -> None:
         """Import vLLM and start its core process; runs in the thread of this engine."""
-        with _STARTING, tempfile.TemporaryDirectory() as folder:
-            logging_config = Path(folder) / "logging.json"
-            logging_config.write_text(json.dumps(_logging_config(self._log_path)))
-            variables = child_environment(openmp=_openmp_library(), logging_config=logging_config)
-            with _set_for_children(variables), self._adopting():
-                from vllm.engine.arg_utils import AsyncEngineArgs
-                from vllm.platforms import current_platform
-                from vllm.v1.engine.async_llm import AsyncLLM
+        scratch = Path(self._scratch.name)
+        (scratch / _LOGGING_CONFIG).write_text(json.dumps(_logging_config(self._log_path)))
+        variables = child_environment(scratch=scratch, openmp=_openmp_library(), log_path=self._log_path)
+        with _STARTING, _set_for_children(variables), self._adopting():
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.async_llm import AsyncLLM
 
-                arguments = engine_arguments(
-                    self._config,
-                    self._model_path,
-                    seed=self._seed,
-                    on_gpu=not current_platform.is_cpu(),
-                    log_path=self._log_path,
-                )
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            arguments = engine_arguments(
+                self._config,
+                self._model_path,
+                seed=self._seed,
+                scratch=scratch,
+                on_gpu=not current_platform.is_cpu(),
+                log_path=self._log_path,
+            )
+            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     @contextmanager
     def _adopting(self) -> Iterator[None]:
@@ -325,14 +348,18 @@ class VllmEngine:
             raise DataError(f"request {request.id} has an empty prompt")
         if ids.min() < 0 or ids.max() >= self._vocab_size:
             wrong = int(ids[(ids < 0) | (ids >= self._vocab_size)][0])
-            raise DataError(f"request {request.id} holds token id {wrong}, outside the vocabulary of {self._vocab_size}")
+            raise DataError(
+                f"request {request.id} holds token id {wrong}, outside the vocabulary of {self._vocab_size} tokens"
+            )
         if num_tokens + request.max_tokens > self._config.max_model_len:
             raise DataError(
-                f"request {request.id} has {num_tokens} prompt tokens and asks for {request.max_tokens} more, which do not "
-                f"fit engine.max_model_len = {self._config.max_model_len}"
+                f"request {request.id} has {num_tokens} prompt tokens and asks for {request.max_tokens} more, which do "
+                f"not fit engine.max_model_len = {self._config.max_model_len}"
             )
         if not low <= request.temperature <= high:
-            raise DataError(f"request {request.id} has temperature {request.temperature}; vLLM samples at {low} to {high}")
+            raise DataError(
+                f"request {request.id} has temperature {request.temperature}; vLLM samples at {low} to {high}"
+            )
 
     async def _sample(self, llm: AsyncLLM, request: SampleRequest) -> tuple[Completion, ...]:
         from vllm import SamplingParams
@@ -365,8 +392,8 @@ class VllmEngine:
         assert output.logprobs is not None, output
         sampled = zip(output.token_ids, output.logprobs, strict=True)
         logprobs = np.array([position[token].logprob for token, position in sampled], dtype=np.float32)
-        # vLLM labels every step with the version that it was told at the last update, and reports runs of one label. There
-        # are none only where nothing was sampled: a request that was aborted before its first token.
+        # vLLM labels every step with the version that it was told at the last update, and reports runs of one label.
+        # There are none only where nothing was sampled: a request that was aborted before its first token.
         spans = output.weight_versions or []
         versions = tuple(VersionRun(version=int(span.version), num_tokens=span.end - span.start) for span in spans)
         return Completion(
@@ -437,6 +464,9 @@ class VllmEngine:
         for process in self._processes:
             process.kill()
             process.join()
+            # Intel's OpenMP registers itself there, and a killed process cannot take it back.
+            for file in Path("/", "dev", "shm").glob(f"__KMP_REGISTERED_LIB_{process.pid}_*"):
+                file.unlink(missing_ok=True)
 
     def _see_log(self) -> str:
         return f" (log: {self._log_path})" if self._log_path else ""
@@ -468,7 +498,7 @@ def _openmp_library() -> Path | None:
 
 
 def _logging_config(log_path: Path | None) -> dict[str, Any]:
-    """vLLM's logger: everything into the file, or errors alone to the terminal."""
+    """The logger of vLLM: everything into the file, or errors alone to the terminal."""
     if log_path is None:
         handler: dict[str, Any] = {"class": "logging.StreamHandler", "level": "ERROR"}
     else:

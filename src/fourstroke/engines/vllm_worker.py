@@ -1,16 +1,17 @@
 """What vLLM loads inside its own process: the executor, the weight transfer engine, and one more call of the worker.
 
-    driver process                            | vLLM's engine core process
-    VllmEngine -> AsyncLLM  -- bytes (zmq) -> | core -> CoreExecutor -> worker -> SharedMemoryTransfer -> weights.receive
+    driver process                    | vLLM's core process
+    VllmEngine -> AsyncLLM -- zmq --> | CoreExecutor -> worker -> SharedMemoryTransfer -> weights.receive
 
-vLLM finds :class:`CoreExecutor` and :class:`WorkerExtension` by import path, in arguments that it documents for that, so
-nothing needs to be installed as a plugin. Imported by the driver too: importing it changes nothing.
+vLLM finds :class:`CoreExecutor` and :class:`WorkerExtension` by import path, in arguments that it documents for that,
+so nothing needs to be installed as a plugin. Imported by the driver too: importing it changes nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from fourstroke.weights.receive import Receiver
 BACKEND = "shared_memory"
 
 _PR_SET_PDEATHSIG = 1
+_LAST = -1000
 
 
 class CoreExecutor(UniProcExecutor):
@@ -48,6 +50,8 @@ class CoreExecutor(UniProcExecutor):
         _die_with_parent()
         # The driver answers Ctrl-C for all of its processes; the core would stop in the middle of its work.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Once vLLM has taken itself apart, leave: the interpreter's own end would take seconds, in libraries' clean-up.
+        multiprocessing.util.Finalize(None, os._exit, args=(1,), exitpriority=_LAST)
         settings: dict[str, Any] = self.vllm_config.additional_config
         if settings["log_path"] is not None:
             _log_into(Path(settings["log_path"]))
@@ -55,6 +59,11 @@ class CoreExecutor(UniProcExecutor):
             torch.set_num_threads(settings["num_threads"])
         WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
         super()._init_executor()
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        # vLLM's own choice is a file in the system's folder, which stays there when the process is killed.
+        _, rank, local_rank = super()._distributed_args()
+        return f"file://{self.vllm_config.additional_config['scratch']}/rendezvous", rank, local_rank
 
 
 @dataclass

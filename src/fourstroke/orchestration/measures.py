@@ -128,7 +128,10 @@ def outcome_events(group: Group, *, time_s: float) -> Iterator[Event]:
     for member in group.members:
         verdict = member.verdict
         if member.episode.stop is StopReason.FAILED:
-            fields: dict[str, str | int | float] = {"episode": member.episode.id}
+            fields: dict[str, str | int | float] = {
+                "episode": member.episode.id,
+                "detail": member.episode.messages[-1].content,
+            }
             yield Event(kind=EventKind.EPISODE_FAILED, time_s=time_s, fields=fields)
         elif isinstance(verdict, Unscored):
             fields = {"episode": member.episode.id, "reason": verdict.reason, "detail": verdict.detail}

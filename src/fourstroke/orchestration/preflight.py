@@ -74,23 +74,12 @@ class HostFacts:
             machine=platform.machine(),
             python=(sys.version_info.major, sys.version_info.minor),
             processor_flags=_processor_flags(Path("/proc/cpuinfo")),
-            has_gpu=_has_gpu(),
-            parts=_installed_parts(),
+            has_gpu=Path("/dev/nvidiactl").exists(),
+            parts=frozenset(part for part in _PARTS if importlib.util.find_spec(part) is not None),
             memory_bytes=_memory_bytes(Path("/sys/fs/cgroup/memory.max")),
             free_disk_bytes=_free_bytes(_nearest_existing(runs_dir)),
             free_shared_memory_bytes=_free_bytes(shared_memory_dir),
         )
-
-
-def require_parts() -> None:
-    """Return if all that a run imports is installed. For whoever is about to import it.
-
-    Raises:
-        PreflightError: A part is missing; one sentence for each, a line each.
-    """
-    problems = list(_missing_parts(_installed_parts(), has_gpu=_has_gpu()))
-    if problems:
-        raise PreflightError("\n".join(problems))
 
 
 def check_host(config: RunConfig, *, facts: HostFacts, model: ModelFacts) -> None:
@@ -127,13 +116,10 @@ def _platform_problems(facts: HostFacts) -> Iterator[str]:
             f"the processor ({facts.machine}) lacks {flag}, which vLLM's CPU build is compiled for; "
             f"use a processor with {flag}, or a GPU"
         )
-    yield from _missing_parts(facts.parts, has_gpu=facts.has_gpu)
-
-
-def _missing_parts(installed: frozenset[str], *, has_gpu: bool) -> Iterator[str]:
+    extra = "gpu" if facts.has_gpu else "cpu"
     for part in _PARTS:
-        if part not in installed:
-            yield f"{part} is not installed; install fourstroke[{'gpu' if has_gpu else 'cpu'}], or run make setup"
+        if part not in facts.parts:
+            yield f"{part} is not installed; install fourstroke[{extra}], or run make setup"
 
 
 def _space_problems(config: RunConfig, *, facts: HostFacts, model: ModelFacts) -> Iterator[str]:
@@ -168,14 +154,6 @@ def _gib(size_bytes: int) -> str:
 
 
 # --- looking --------------------------------------------------------------------------------------------------------
-
-
-def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists()
-
-
-def _installed_parts() -> frozenset[str]:
-    return frozenset(part for part in _PARTS if importlib.util.find_spec(part) is not None)
 
 
 def _processor_flags(cpuinfo: Path) -> frozenset[str]:

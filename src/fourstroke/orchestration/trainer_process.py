@@ -71,7 +71,7 @@ class TrainerServer:
         return [encode(self._trainer.publish(int(parts[0])))]
 
     def _save(self, parts: list[bytes]) -> list[bytes]:
-        self._trainer.save(Path(parts[0].decode()))
+        self._trainer.save(parts[0].decode())
         return []
 
 

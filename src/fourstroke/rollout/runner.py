@@ -89,13 +89,13 @@ class GroupRunner:
         members = await asyncio.gather(*(self._graded(task, episode) for episode in episodes))
         return Group(draw=draw, members=tuple(members), admitted_version=admitted_version)
 
-    async def _first_prompt(self, environment: Environment, task: Task) -> np.ndarray | None:
-        """Prompt ids of a member, or None where its environment failed to start."""
+    async def _first_prompt(self, environment: Environment, task: Task) -> np.ndarray | FourstrokeError:
+        """Prompt ids of a member, or why its environment failed to start."""
         try:
             with boundary(f"reset of task {task.id}", EnvironmentFailedError):
                 observation = await environment.reset()
-        except EnvironmentFailedError:
-            return None
+        except FourstrokeError as error:
+            return error
         prompt_ids = self._renderer.prompt_ids(observation.messages)
         max_tokens, context = self._config.rollout.max_tokens, self._config.engine.max_model_len
         if len(prompt_ids) + max_tokens > context:
@@ -106,12 +106,12 @@ class GroupRunner:
         return prompt_ids
 
     async def _sample(
-        self, draw: Draw, prompts: Sequence[np.ndarray | None], attempt: int
+        self, draw: Draw, prompts: Sequence[np.ndarray | FourstrokeError], attempt: int
     ) -> tuple[Completion | None, ...]:
         """One completion a member. Members share task and seed, so equal prompts go out as one request."""
         by_prompt: dict[bytes, list[int]] = {}
         for member, prompt in enumerate(prompts):
-            if prompt is not None:
+            if not isinstance(prompt, FourstrokeError):
                 by_prompt.setdefault(prompt.tobytes(), []).append(member)
         requests = [self._request(draw, prompts, members, attempt) for members in by_prompt.values()]
         answers = await asyncio.gather(*(self._engine.generate(request) for request in requests))
@@ -122,10 +122,10 @@ class GroupRunner:
         return tuple(completions)
 
     def _request(
-        self, draw: Draw, prompts: Sequence[np.ndarray | None], members: list[int], attempt: int
+        self, draw: Draw, prompts: Sequence[np.ndarray | FourstrokeError], members: list[int], attempt: int
     ) -> SampleRequest:
         prompt = prompts[members[0]]
-        assert prompt is not None, (draw.key, members)
+        assert not isinstance(prompt, FourstrokeError), (draw.key, members)
         return SampleRequest(
             id=f"{draw.key}.a{attempt}.m{members[0]}",
             prompt_ids=prompt,
@@ -140,20 +140,19 @@ class GroupRunner:
         self,
         draw: Draw,
         member: int,
-        prompt: np.ndarray | None,
+        prompt: np.ndarray | FourstrokeError,
         completion: Completion | None,
         environment: Environment,
         attempt: int,
         generate_s: float,
     ) -> Episode:
-        spans: tuple[Span, ...] = ()
-        messages: tuple[Message, ...] = ()
-        stop = StopReason.FAILED
-        if prompt is not None and completion is not None:
+        if isinstance(prompt, FourstrokeError):
+            spans, messages, stop = (), (_failure(prompt),), StopReason.FAILED
+        else:
+            assert completion is not None, (draw.key, member)
             spans = _spans(prompt, completion)
             reply = Message(role="assistant", content=self._renderer.decode(completion.ids))
-            messages = (reply,)
-            stop = await self._answered(environment, reply, completion.stop, draw)
+            messages, stop = await self._answered(environment, reply, completion.stop, draw)
         return Episode(
             id=f"{draw.key}.{member}",
             group=draw.key,
@@ -166,22 +165,29 @@ class GroupRunner:
             timings=Timings(generate_s=generate_s),
         )
 
-    async def _answered(self, environment: Environment, reply: Message, stop: StopReason, draw: Draw) -> StopReason:
-        """Show the reply to the environment, which must then be at its end."""
+    async def _answered(
+        self, environment: Environment, reply: Message, stop: StopReason, draw: Draw
+    ) -> tuple[tuple[Message, ...], StopReason]:
+        """Show the reply to the environment, which must then be at its end; the evidence and why the episode ended."""
         try:
             with boundary(f"step of task {draw.task_id}", EnvironmentFailedError):
                 observation = await environment.step(reply)
-        except EnvironmentFailedError:
-            return StopReason.FAILED
+        except FourstrokeError as error:
+            return (reply, _failure(error)), StopReason.FAILED
         if not observation.is_final:
             raise DataError(
                 f"the environment of task {draw.task_id} asks for a second turn; use one that ends after one reply"
             )
-        return stop
+        return (reply, *observation.messages), stop
 
     async def _graded(self, task: Task, episode: Episode) -> GradedEpisode:
         verdict = await grade(self._grader, task, episode, timeout_s=self._config.deadlines.grade_s)
         return GradedEpisode(episode=episode, verdict=verdict)
+
+
+def _failure(error: FourstrokeError) -> Message:
+    """The evidence of an environment's failure."""
+    return Message(role="error", content=str(error))
 
 
 def _spans(prompt_ids: np.ndarray, completion: Completion) -> tuple[Span, ...]:

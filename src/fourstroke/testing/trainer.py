@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fourstroke.algorithms import LossMetric
 from fourstroke.errors import ActorDiedError
 from fourstroke.types import Batch, Column, Microbatch, Publication, StepStats, WeightVersion
 
@@ -50,9 +51,9 @@ class FakeTrainer:
         self.trained_rows[-1] += [row.id for row in rows]
         self._gradient += float(sum(np.sum(row[Column.WEIGHT] * row[Column.ADVANTAGES]) for row in rows))
         num_tokens = sum(row.num_loss_tokens for row in rows)
-        return StepStats(
-            sums={"loss": -self._gradient, "abs_log_ratio": self._mismatch * num_tokens}, num_tokens=num_tokens
-        )
+        sums = dict.fromkeys((metric.value for metric in LossMetric), 0.0)
+        sums |= {LossMetric.LOSS: -self._gradient, LossMetric.ABS_LOG_RATIO: self._mismatch * num_tokens}
+        return StepStats(sums=sums, num_tokens=num_tokens)
 
     async def optim_step(self) -> StepStats:
         """Move the weight against the gradient."""

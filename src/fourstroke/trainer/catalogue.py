@@ -169,12 +169,12 @@ def _from_catalogue(model: CatalogueModel, *, cache_dir: Path) -> Path:
     folder = cache_dir / "models" / model.name
     if _is_ready(model, folder):
         return folder
-    source = _packed_file(model)
     for part in ("torch", "transformers", "gguf", "accelerate"):
         if importlib.util.find_spec(part) is None:
             raise PreflightError(
                 f"{part} is not installed, which turns {model.file} into {model.name}; install fourstroke[train]"
             )
+    source = _packed_file(model)
     _check_digest(source, model.source_sha256, mend=f"install {model.wheel} again")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # The work folder lies beside the final one, so that the rename at the end is atomic and a killed conversion leaves

@@ -163,16 +163,14 @@ class TorchTrainer:
         """Log-probabilities and entropies [N] of the rows' loss tokens."""
         width = max(row.num_tokens for row in rows)
         ids_BT = np.zeros((len(rows), width), dtype=np.int64)
-        is_real_BT = np.zeros((len(rows), width), dtype=np.bool_)
         is_loss_BT = np.zeros((len(rows), width), dtype=np.bool_)
         for index, row in enumerate(rows):
             if row[Column.LOSS_MASK][0]:
                 raise DataError(f"row {row.id}: its first token is a loss token, but nothing predicts it; mask it")
             ids_BT[index, : row.num_tokens] = row[Column.IDS]
-            is_real_BT[index, : row.num_tokens] = True
             is_loss_BT[index, : row.num_tokens] = row[Column.LOSS_MASK]
-        ids, is_real, is_loss = (torch.from_numpy(a).to(self._model.device) for a in (ids_BT, is_real_BT, is_loss_BT))
-        return self._model.token_logprobs(ids, is_real, is_loss, temperature=self._config.rollout.temperature)
+        ids, is_loss = (torch.from_numpy(values).to(self._model.device) for values in (ids_BT, is_loss_BT))
+        return self._model.token_logprobs(ids, is_loss, temperature=self._config.rollout.temperature)
 
 
 def loss_inputs(rows: Sequence[Trajectory], logprobs_N: Tensor, entropy_N: Tensor) -> LossInputs:

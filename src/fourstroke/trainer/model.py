@@ -12,7 +12,6 @@ With compute type float32 the working model is the master, and there is no copy.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -72,7 +71,7 @@ class PolicyModel:
         stored_dtypes = {
             name: _stored_dtype(name, file.get_slice(name).get_dtype()) for name, file in _stored_tensors(path)
         }
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers_logging.disable_progress_bar()
         working: Any = AutoModelForCausalLM.from_pretrained(path, dtype=compute_dtype, local_files_only=True)
         working.to(device).eval()
         return cls(working, path, stored_dtypes=stored_dtypes)
@@ -87,18 +86,15 @@ class PolicyModel:
         """Where the model lies."""
         return next(iter(self.masters.values())).device
 
-    def token_logprobs(
-        self, ids_BT: Tensor, is_real_BT: Tensor, is_loss_BT: Tensor, *, temperature: float
-    ) -> tuple[Tensor, Tensor]:
+    def token_logprobs(self, ids_BT: Tensor, is_loss_BT: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each loss token given the tokens before it.
 
-        Rows are padded on the right. A causal model never looks ahead, so no real token sees padding; the mask keeps
-        padding out of whatever else a model does. Only positions that predict a loss token pass through the output
-        matrix.
+        Rows are padded on the right. A causal model never looks ahead, so no real token sees padding, and what padding
+        itself sees reaches no loss token: positions are the default ones and no mask is needed, which lets attention
+        take its fast causal path. Only positions that predict a loss token pass through the output matrix.
 
         Args:
             ids_BT: int64 token ids; any id where padded.
-            is_real_BT: bool, false where padded.
             is_loss_BT: bool, true at loss tokens; never at position 0, which nothing predicts.
             temperature: Sampling temperature.
 
@@ -106,7 +102,7 @@ class PolicyModel:
             Log-probabilities [N] with gradient and entropies [N] without, at the loss tokens in row order; float32.
         """
         assert not is_loss_BT[:, 0].any()
-        output = self._working.base_model(input_ids=ids_BT, attention_mask=is_real_BT.long(), use_cache=False)
+        output = self._working.base_model(input_ids=ids_BT, use_cache=False)
         predicts_BT = is_loss_BT[:, 1:]
         return token_logprobs(
             masked(output.last_hidden_state[:, :-1], predicts_BT),
@@ -154,7 +150,7 @@ class PolicyModel:
             for name, tensor in self.tensors(self.stored_dtypes.__getitem__)
         }
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-        os.replace(partial, folder)
+        partial.replace(folder)
 
     def _exact(self, name: str) -> Tensor:
         """The fp32 master under any of its names, or the tensor itself where it is not trained."""

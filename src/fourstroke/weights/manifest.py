@@ -49,10 +49,10 @@ def tensor_digest(name: str, *, dtype: str, shape: tuple[int, ...], data: np.nda
 
     Example:
         >>> tensor_digest("a", dtype="float32", shape=(0,), data=np.empty(0, np.uint8))[:8]
-        '90ca021d'
+        '79fda8ac'
     """
     hasher = xxhash.xxh3_128(f"{name}\0{dtype}\0{shape}\0".encode())
-    hasher.update(data)
+    hasher.update(data.data)
     return hasher.hexdigest()
 
 
@@ -86,7 +86,8 @@ def checkpoint_shapes(model_path: Path) -> dict[str, tuple[int, ...]]:
         return {name: shape for file in files for name, shape in _header_shapes(file)}
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ModelNotFoundError(
-            f"{model_path} holds no whole checkpoint in safetensors format ({type(error).__name__}: {error}); save it again"
+            f"{model_path} holds no whole checkpoint in safetensors format ({type(error).__name__}: {error}); save it "
+            "again"
         ) from error
 
 

@@ -80,7 +80,7 @@ class Publisher:
             tensors: Every tensor once, in any order, of any floating type, on any device.
 
         Raises:
-            PublicationError: A tensor is missing, unknown, given twice or of the wrong shape, or the publisher is closed.
+            PublicationError: A tensor is missing, unknown, there twice or misshapen, or the publisher is closed.
         """
         if self._mapping is None:
             raise PublicationError(f"publication {number} after the publisher of {self._path} was closed")
@@ -136,7 +136,7 @@ def _allocate(path: Path, size_bytes: int) -> mmap.mmap:
     except OSError as error:
         path.unlink()
         raise PublicationError(
-            f"{path} cannot hold the {size_bytes} bytes of a publication: {error.strerror}; free memory in {path.parent}, "
+            f"{path} cannot hold the {size_bytes} bytes of a publication: {error.strerror}; make room in {path.parent} "
             "or set FOURSTROKE_SHM to another folder in RAM"
         ) from error
     finally:

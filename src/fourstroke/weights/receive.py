@@ -63,7 +63,8 @@ class Receiver:
             found = tensor_digest(entry.name, dtype=entry.dtype, shape=entry.shape, data=data)
             if found != entry.digest:
                 raise PublicationError(
-                    f"publication {number}: tensor {entry.name} arrived with digest {found}, published was {entry.digest}"
+                    f"publication {number}: tensor {entry.name} arrived with digest {found}, it was published with "
+                    f"{entry.digest}"
                 )
         return iter(tensors.items())
 
@@ -95,7 +96,7 @@ class Receiver:
         elif entry.size_bytes != (size := num_bytes(entry.dtype, entry.shape)):
             yield f"tensor {entry.name} has {entry.size_bytes} bytes, its shape and type make {size}"
         elif not 0 <= entry.offset <= publication.size_bytes - size or entry.offset % DTYPES[entry.dtype].itemsize:
-            yield f"tensor {entry.name} lies at byte {entry.offset}, where none can lie in {publication.size_bytes} bytes"
+            yield f"tensor {entry.name} cannot lie at byte {entry.offset} of {publication.size_bytes}"
 
     def _map(self, publication: Publication) -> None:
         """Map the file, unless that very file is mapped already: warm pages make the next publication cheap."""
@@ -125,7 +126,8 @@ def _check_order(version: WeightVersion, *, held: WeightVersion) -> None:
     """A version follows the one held; a newer incarnation may begin at any number, an older one is dead."""
     if version.incarnation < held.incarnation:
         raise PublicationError(
-            f"publication {version.number} is of incarnation {version.incarnation}, the engine holds {held} of a newer one"
+            f"publication {version.number} is of incarnation {version.incarnation}, the engine holds {held}, of a "
+            "newer one"
         )
     if version.incarnation == held.incarnation and version.number != held.number + 1:
         raise PublicationError(

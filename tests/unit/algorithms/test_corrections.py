@@ -65,4 +65,4 @@ def test_weights_carry_no_gradient(make_inputs: MakeInputs) -> None:
 def test_a_weight_that_overflows_is_held_by_the_cap(make_inputs: MakeInputs) -> None:
     inputs = make_inputs(0)
     inputs = replace(inputs, proximal_logprobs_N=inputs.behaviour_logprobs_N + 1000.0)
-    assert importance_weights(inputs, kind="sequence", cap=2.0)[0].unique().tolist() == [2.0]
+    assert set(importance_weights(inputs, kind="sequence", cap=2.0)[0].tolist()) == {2.0}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import get_args
 
 import numpy as np
 import pytest
-from fourstroke.algorithms import corrections, losses, terms
 
-from fourstroke.algorithms import BUNDLE_TERMS, Term, needs_gradient, terms_of
+from fourstroke.algorithms import BUNDLE_TERMS, Term, corrections, losses, needs_gradient, terms, terms_of
 from fourstroke.algorithms.advantages import ADVANTAGES
 from fourstroke.algorithms.aggregation import AGGREGATIONS
 from fourstroke.config import BUNDLES, AlgorithmConfig
@@ -70,4 +70,5 @@ def test_rows_are_not_skipped_where_another_term_gives_gradient(monkeypatch: pyt
 
 def test_the_controllers_part_loads_without_torch() -> None:
     code = "import sys, fourstroke.algorithms; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0

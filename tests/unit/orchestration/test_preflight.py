@@ -10,14 +10,7 @@ import pytest
 
 from fourstroke.config import RunConfig, load_config
 from fourstroke.errors import ConfigError, FourstrokeError, PreflightError
-from fourstroke.orchestration import preflight
-from fourstroke.orchestration.preflight import (
-    HostFacts,
-    _memory_bytes,
-    _processor_flags,
-    check_host,
-    require_parts,
-)
+from fourstroke.orchestration.preflight import HostFacts, _memory_bytes, _processor_flags, check_host
 from fourstroke.trainer.catalogue import ModelFacts
 
 GIB = 2**30
@@ -95,17 +88,6 @@ def test_what_the_machine_lacks_is_named_in_one_sentence(changes: dict[str, Any]
     assert named in sentence
     assert mend in sentence
     assert "\n" not in sentence
-
-
-def test_missing_parts_are_named_before_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_PARTS", ("json", "no_such_part", "nor_this"))
-
-    with pytest.raises(PreflightError) as caught:
-        require_parts()
-    assert [line.partition(" ")[0] for line in str(caught.value).splitlines()] == ["no_such_part", "nor_this"]
-
-    monkeypatch.setattr(preflight, "_PARTS", ("json",))
-    require_parts()
 
 
 def test_everything_that_is_in_the_way_is_named_at_once() -> None:

@@ -28,14 +28,14 @@ MakeBatch = Callable[..., Batch]
 @pytest.fixture
 def make_trainer(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeTrainer]:
     """Trainers of the tiny model, closed at the end; float64 stands in for float32 where exactness is judged."""
-    made = []
+    made: list[TorchTrainer] = []
 
     def make(*overrides: str, compute: str = "float64") -> TorchTrainer:
         if compute == "float64":
             monkeypatch.setitem(engine._DTYPES, "float32", torch.float64)
         dtype = "bfloat16" if compute == "bfloat16" else "float32"
         config: RunConfig = load_config(
-            {}, overrides=[f"trainer.compute_dtype={dtype}", "trainer.num_threads=1", "trainer.learning_rate=1e-2", *overrides]
+            {"trainer": {"compute_dtype": dtype, "num_threads": 1, "learning_rate": 1e-2}}, overrides=overrides
         )
         trainer = TorchTrainer(
             config,
@@ -56,7 +56,9 @@ def gradients(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
     return {name: master.grad.clone() for name, master in trainer._model.masters.items() if master.grad is not None}
 
 
-def run(trainer: TorchTrainer, batch: Batch, cut: list[tuple[int, ...]]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def run(
+    trainer: TorchTrainer, batch: Batch, cut: list[tuple[int, ...]]
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Sums over the micro-batches of a cut, and the gradient that they leave."""
     stats = [trainer.forward_backward(batch, Microbatch(rows=rows)) for rows in cut]
     names = {name for part in stats for name in part.sums}
@@ -79,7 +81,9 @@ def reference_sums(path: Path, batch: Batch, config: RunConfig) -> dict[str, flo
     return {"loss": loss, "abs_log_ratio": abs_log_ratio}
 
 
-def test_the_loss_of_a_step_equals_the_reference(make_trainer: MakeTrainer, make_batch: MakeBatch, tiny_llama: Path) -> None:
+def test_the_loss_of_a_step_equals_the_reference(
+    make_trainer: MakeTrainer, make_batch: MakeBatch, tiny_llama: Path
+) -> None:
     trainer, batch = make_trainer("rollout.temperature=0.7"), make_batch()
     sums, _ = run(trainer, batch, [(0, 1, 2, 3)])
     expected = reference_sums(tiny_llama, batch, trainer._config)
@@ -174,7 +178,9 @@ def test_a_step_changes_the_weights_and_is_seen_at_once(make_trainer: MakeTraine
     assert second["abs_log_ratio"] != first["abs_log_ratio"]
 
 
-def test_an_infinite_gradient_names_the_step_and_applies_nothing(make_trainer: MakeTrainer, make_batch: MakeBatch) -> None:
+def test_an_infinite_gradient_names_the_step_and_applies_nothing(
+    make_trainer: MakeTrainer, make_batch: MakeBatch
+) -> None:
     trainer = make_trainer(compute="float32")
     before = {name: master.detach().clone() for name, master in trainer._model.masters.items()}
     batch = make_batch()
@@ -193,7 +199,9 @@ def with_row(batch: Batch, position: int, change: Callable[[Trajectory], Traject
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
-def test_what_is_under_the_mask_changes_no_bit(make_trainer: MakeTrainer, make_batch: MakeBatch, garbage: float) -> None:
+def test_what_is_under_the_mask_changes_no_bit(
+    make_trainer: MakeTrainer, make_batch: MakeBatch, garbage: float
+) -> None:
     def spoil(row: Trajectory) -> Trajectory:
         mask_T = row[Column.LOSS_MASK]
         columns = ("behaviour_logprobs", "advantages", "weight")
@@ -224,7 +232,9 @@ def test_bad_rows_are_named(make_trainer: MakeTrainer, make_batch: MakeBatch) ->
     assert not any(gradient.any() for gradient in gradients(trainer).values())
 
 
-def test_publication_and_save(make_trainer: MakeTrainer, make_batch: MakeBatch, tiny_llama: Path, tmp_path: Path) -> None:
+def test_publication_and_save(
+    make_trainer: MakeTrainer, make_batch: MakeBatch, tiny_llama: Path, tmp_path: Path
+) -> None:
     trainer = make_trainer(compute="bfloat16")
     run(trainer, make_batch(), [(0, 1, 2, 3)])
     trainer.optim_step()

@@ -24,12 +24,12 @@ def load(path: Path, dtype: torch.dtype = torch.float64) -> PolicyModel:
     return PolicyModel.load(path, compute_dtype=dtype, device=CPU)
 
 
-def padded(rows: list[list[int]], pad: int = 0, extra: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def padded(rows: list[list[int]], pad: int = 0, extra: int = 0) -> tuple[Tensor, Tensor]:
     width = max(map(len, rows)) + extra
     ids_BT = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
     position_T = torch.arange(width)
     is_real_BT = position_T < torch.tensor([[len(row)] for row in rows])
-    return ids_BT, is_real_BT, is_real_BT & (position_T >= NUM_PROMPT)
+    return ids_BT, is_real_BT & (position_T >= NUM_PROMPT)
 
 
 def plain_logprobs(path: Path, rows: list[list[int]], temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,12 @@ def plain_logprobs(path: Path, rows: list[list[int]], temperature: float, dtype:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_log_probabilities_equal_unpadded_transformers(
-    write_model: Callable[..., Path], tmp_path: Path, dtype: torch.dtype, tolerance: float, temperature: float, is_tied: bool
+    write_model: Callable[..., Path],
+    tmp_path: Path,
+    dtype: torch.dtype,
+    tolerance: float,
+    temperature: float,
+    is_tied: bool,
 ) -> None:
     path = write_model(tmp_path / "model", is_tied=is_tied)
     expected_N, expected_entropy_N = plain_logprobs(path, ROWS, temperature, dtype)
@@ -60,7 +65,7 @@ def test_log_probabilities_equal_unpadded_transformers(
     torch.testing.assert_close(entropy_N, expected_entropy_N, rtol=0, atol=tolerance * 10)
 
 
-def gradients_of(model: PolicyModel, batches: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Tensor]:
+def gradients_of(model: PolicyModel, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """The gradient of the sum of squared log-probabilities, which weighs every token differently; cleared after."""
     for batch in batches:
         model.token_logprobs(*batch, temperature=0.8)[0].square().sum().backward()  # type: ignore[no-untyped-call]
@@ -136,7 +141,7 @@ def test_names_are_the_checkpoints(write_model: Callable[..., Path], tmp_path: P
     assert len(model.masters) == len(model.stored_dtypes)
 
 
-def test_a_tied_head_that_the_checkpoint_holds_is_published_from_the_same_master(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_tied_head_that_the_checkpoint_holds_is_published(tiny_llama: Path, tmp_path: Path) -> None:
     path = tmp_path / "both"
     path.mkdir()
     tensors = load_file(tiny_llama / "model.safetensors")
@@ -153,7 +158,9 @@ def test_a_tied_head_that_the_checkpoint_holds_is_published_from_the_same_master
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
-def test_a_saved_model_loads_in_transformers(write_model: Callable[..., Path], tmp_path: Path, compute: torch.dtype) -> None:
+def test_a_saved_model_loads_in_transformers(
+    write_model: Callable[..., Path], tmp_path: Path, compute: torch.dtype
+) -> None:
     path = write_model(tmp_path / "model", dtype=torch.bfloat16)
     model = load(path, compute)
     for master in model.masters.values():
@@ -200,7 +207,9 @@ def broken(tiny_llama: Path, folder: Path, change: Callable[[dict[str, Tensor]],
 
 @pytest.mark.filterwarnings("ignore")  # transformers' own report of the damage
 def test_a_checkpoint_that_is_not_whole_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
-    lacking = broken(tiny_llama, tmp_path / "lacking", lambda t: {k: v for k, v in t.items() if k != "model.norm.weight"})
+    lacking = broken(
+        tiny_llama, tmp_path / "lacking", lambda t: {k: v for k, v in t.items() if k != "model.norm.weight"}
+    )
     with pytest.raises(ModelNotFoundError, match=r"lacks the tensor 'model.norm.weight'"):
         load(lacking)
     strange = broken(tiny_llama, tmp_path / "strange", lambda t: {**t, "model.extra": torch.zeros(2)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_every_row_once_and_every_micro_batch_fits(drawn: tuple[list[int], int])
 def test_no_micro_batch_could_take_the_next_row(drawn: tuple[list[int], int]) -> None:
     lengths, room = drawn
     microbatches = plan(lengths, max_tokens=room)
-    for this, after in zip(microbatches, microbatches[1:], strict=False):
+    for this, after in pairwise(microbatches):
         assert (len(this.rows) + 1) * lengths[after.rows[0]] > room
 
 

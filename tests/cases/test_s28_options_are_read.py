@@ -1,0 +1,113 @@
+"""S28: an option that is parsed but never read. Each leaf of the configuration is read in a run on fakes.
+
+The heavy parts that a run on fakes leaves out are asked apart: what vLLM is started with, one real update of a tiny model,
+and the start-up checks.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from fourstroke.algorithms.losses import bind_loss
+from fourstroke.config import ProcessSettings, load_config
+from fourstroke.engines.vllm import engine_arguments
+from fourstroke.errors import ConfigError
+from fourstroke.observability import utc_now
+from fourstroke.orchestration.batching import build_batches
+from fourstroke.orchestration.preflight import HostFacts, check_host
+from fourstroke.orchestration.training_run import Makers, PreparedRun, TrainingRun, load_tasks_and_grader
+from fourstroke.store import RunFolder
+from fourstroke.testing.clock import run_virtual
+from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
+from fourstroke.testing.episodes import make_group
+from fourstroke.testing.recording import leaves, recording
+from fourstroke.testing.run import FakeRenderer, SilentReporter, tiny_model
+from fourstroke.testing.trainer import FakeTrainer
+from fourstroke.trainer.catalogue import ModelFacts, resolve_model
+from fourstroke.trainer.engine import TorchTrainer
+from fourstroke.types import Microbatch
+
+# Leaves that nothing above reads, each with why that is right. There is none.
+EXEMPT: dict[str, str] = {}
+
+
+def _config(tmp_path, model):
+    return load_config(
+        {
+            "num_steps": 2,
+            "runs_dir": str(tmp_path / "runs"),
+            "model": {"name": str(model)},
+            "rollout": {"groups_per_step": 2, "group_size": 2, "max_tokens": 4},
+            "evaluation": {"num_tasks": 3, "samples_per_task": 2},
+            "trainer": {"microbatch_tokens": 128, "num_threads": 1},
+            "engine": {"max_model_len": 128},
+        }
+    )
+
+
+def _run_on_fakes(config, tmp_path, model):
+    taskset, grader = load_tasks_and_grader(config)
+    prepared = PreparedRun(
+        config=config,
+        settings=ProcessSettings(cache_dir=tmp_path, shared_memory_dir=tmp_path, started_unix=None),
+        taskset=taskset,
+        grader=grader,
+        model_path=resolve_model(config.model.name, cache_dir=tmp_path),
+        folder=RunFolder.create(config, now=utc_now()),
+    )
+    makers = Makers(
+        engine=lambda _: FakeEngine(FakeEngineSettings(vocab_size=128)),
+        trainer=lambda _: FakeTrainer(),
+        renderer=lambda _: FakeRenderer(),
+    )
+
+    async def main():
+        # The engine's event belongs to the loop, so the parts are made in it.
+        return await TrainingRun(prepared, reporter=SilentReporter(), makers=makers).run()
+
+    summary = run_virtual(main())
+    prepared.folder.close()
+    assert summary.num_steps == 2
+    assert summary.before is not None
+
+
+def _one_real_update(config, tmp_path, model):
+    trainer = TorchTrainer(
+        config, model_path=model, publication_path=tmp_path / "weights", loss=bind_loss(config.algorithm)
+    )
+    trainer.start()
+    (batch,) = build_batches([make_group([1.0, 0.0])], step=1, algorithm=config.algorithm, max_tokens=4)
+    trainer.prepare(batch)
+    trainer.forward_backward(batch, Microbatch(rows=(0, 1)))
+    trainer.optim_step()
+    trainer.publish(1)
+    trainer.close()
+
+
+def test_each_leaf_is_read(tmp_path):
+    model = tiny_model(tmp_path / "model")
+    plain = _config(tmp_path, model)
+    config, read = recording(plain)
+
+    _run_on_fakes(config, tmp_path, model)
+    _one_real_update(config, tmp_path, model)
+    for on_gpu in (False, True):
+        engine_arguments(config.engine, model, seed=config.seed, scratch=tmp_path, on_gpu=on_gpu)
+    facts = HostFacts.gather(runs_dir=Path(config.runs_dir), shared_memory_dir=tmp_path)
+    check_host(config, facts=facts, model=ModelFacts.read(model))
+
+    assert leaves(plain) - read - set(EXEMPT) == set()
+
+
+def test_the_recorder_sees_an_option_that_nothing_reads():
+    plain = load_config({})
+    config, read = recording(plain)
+
+    assert config.trainer.learning_rate > 0
+
+    assert leaves(plain) - read == leaves(plain) - {"trainer.learning_rate"}
+
+
+def test_a_misspelt_key_fails_at_start_up_with_a_suggestion():
+    with pytest.raises(ConfigError, match=r"algorithm\.clip_ratoi is not a known key; did you mean algorithm\.clip_"):
+        load_config({"algorithm": {"name": "grpo", "clip_ratoi": 0.2}})
