@@ -43,20 +43,21 @@ def keys_table() -> str:
 
 def bundles_table() -> str:
     """The algorithm bundles."""
-    rows = [
-        f"| `{bundle.name}` | {bundle.purpose} | {', '.join(f'`{k}={v}`' for k, v in bundle.terms.items())} | {bundle.paper} |"
-        for bundle in BUNDLES.values()
-    ]
+    rows = []
+    for bundle in BUNDLES.values():
+        terms = ", ".join(f"`{key}={value}`" for key, value in bundle.terms.items())
+        rows.append(f"| `{bundle.name}` | {bundle.purpose} | {terms} | {bundle.paper} |")
     return "\n".join(["| bundle | what it is for | terms | source |", "| --- | --- | --- | --- |", *rows])
 
 
 def metrics_table() -> str:
     """The metrics with what they are counted over."""
-    rows = [
-        f"| `{metric.name}` | {metric.unit} | {metric.reducer.value} | {metric.population} | {metric.denominator or '-'} |"
-        for metric in METRICS.values()
-    ]
-    return "\n".join(["| metric | unit | reduced by | population | divided by |", "| --- | --- | --- | --- | --- |", *rows])
+    rows = []
+    for metric in METRICS.values():
+        cells = (metric.unit, metric.reducer.value, metric.population, metric.denominator or "-")
+        rows.append(f"| `{metric.name}` | {' | '.join(cells)} |")
+    head = ["| metric | unit | reduced by | population | divided by |", "| --- | --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows])
 
 
 TABLES: dict[str, Callable[[], str]] = {"keys": keys_table, "bundles": bundles_table, "metrics": metrics_table}

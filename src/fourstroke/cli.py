@@ -34,9 +34,7 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(models_app, name="models")
 
 Source = Annotated[str, typer.Argument(help="A recipe's name or a YAML file.", show_default=False)]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given again.")
-]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given again.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -53,7 +51,9 @@ def _config_of(source: str, sets: list[str] | None) -> RunConfig:
 def train(
     source: Source,
     sets: Sets = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print and write the resolved configuration, stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print and write the resolved configuration.")
+    ] = False,
 ) -> None:
     """Train a model, evaluated before and after; prints the run folder last."""
     config = _config_of(source, sets)

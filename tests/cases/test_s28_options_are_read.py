@@ -1,7 +1,7 @@
 """S28: an option that is parsed but never read. Each leaf of the configuration is read in a run on fakes.
 
-The heavy parts that a run on fakes leaves out are asked apart: what vLLM is started with, one real update of a tiny model,
-and the start-up checks.
+The heavy parts that a run on fakes leaves out are asked apart: what vLLM is started with, one real update of a tiny
+model, and the start-up checks.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ def _config(tmp_path, model):
     )
 
 
-def _run_on_fakes(config, tmp_path, model):
+def _run_on_fakes(config, tmp_path):
     taskset, grader = load_tasks_and_grader(config)
     prepared = PreparedRun(
         config=config,
@@ -89,7 +89,7 @@ def test_each_leaf_is_read(tmp_path):
     plain = _config(tmp_path, model)
     config, read = recording(plain)
 
-    _run_on_fakes(config, tmp_path, model)
+    _run_on_fakes(config, tmp_path)
     _one_real_update(config, tmp_path, model)
     for on_gpu in (False, True):
         engine_arguments(config.engine, model, seed=config.seed, scratch=tmp_path, on_gpu=on_gpu)

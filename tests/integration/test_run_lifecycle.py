@@ -101,11 +101,13 @@ def _named(process, pattern):
     for child in process.children(recursive=True):
         if re.search(pattern, " ".join(child.cmdline())):
             return child
-    return pytest.fail(f"no process {pattern} among {[' '.join(c.cmdline()) for c in process.children(recursive=True)]}")
+    return pytest.fail(
+        f"no process {pattern} among {[' '.join(c.cmdline()) for c in process.children(recursive=True)]}"
+    )
 
 
 def _shared_files():
-    return {path for path in Path("/dev/shm").glob("fourstroke-weights-*")}
+    return set(Path("/dev/shm").glob("fourstroke-weights-*"))
 
 
 def test_a_run_goes_from_evaluation_to_summary(launch, tmp_path):
@@ -130,7 +132,9 @@ def test_a_run_goes_from_evaluation_to_summary(launch, tmp_path):
     records = read_metrics(folder / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3]
     assert all(record["train/staleness/lag_max"] == 0 for record in records)
-    assert [event.fields["step"] for event in read_events(folder / "events.jsonl") if event.kind == "weights_landed"] == [
+    assert [
+        event.fields["step"] for event in read_events(folder / "events.jsonl") if event.kind == "weights_landed"
+    ] == [
         1,
         2,
         3,

@@ -1,7 +1,7 @@
 """What a run is: frozen sections, every cross-check, and the algorithm bundles as data.
 
-Loads without torch and without Ray (a test holds it), resolves once, and writes down what it resolved. The only room that
-reads environment variables.
+Loads without torch and without Ray (a test holds it), resolves once, and writes down what it resolved. The only room
+that reads environment variables.
 """
 
 from fourstroke.config.bundles import BUNDLES, Bundle

@@ -22,8 +22,8 @@ def cross_checks(config: RunConfig) -> Iterator[str]:
         )
     if rollout.group_size < 2:
         yield (
-            f"rollout.group_size = {rollout.group_size} gives algorithm.advantage = {algorithm.advantage!r} no peers to "
-            "compare with; set it to 2 or more"
+            f"rollout.group_size = {rollout.group_size} gives algorithm.advantage = {algorithm.advantage!r} no peers "
+            "to compare with; set it to 2 or more"
         )
     if rollout.min_scored > rollout.group_size:
         yield (

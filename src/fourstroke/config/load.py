@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from fourstroke.config.bundles import BUNDLES
 from fourstroke.config.checks import cross_checks
 from fourstroke.config.schema import RunConfig
 from fourstroke.errors import ConfigError
@@ -36,7 +35,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 
 def _parse_yaml(text: str, origin: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)  # a subclass of SafeLoader: builds plain data only
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader, which builds plain data only
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin} is not valid YAML: {' '.join(str(error).split())}; mend it there") from error
 
@@ -118,8 +117,8 @@ def _sentence(item: Any) -> str:
         if path[-1] in _REFUSED_KEYS:
             return f"{key} = {value!r} is refused: {_REFUSED_KEYS[path[-1]]}; remove it and use temperature alone"
         return f"{key} is not a known key; {_suggestion(path)}"
-    if path[:1] == ["algorithm"] and item["type"] == "missing":
-        return f"algorithm.name names no bundle, so algorithm.{path[-1]} is missing; bundles are {', '.join(BUNDLES)}"
+    if item["type"] == "no_bundle":
+        return f"algorithm.name = {value.get('name')!r} is no bundle; {item['msg']}"
     if item["type"] == "string_pattern_mismatch":
         return f"{key} = {value!r} does not have the form {item['ctx']['pattern']}; change it to that"
     return f"{key} = {value!r} is refused: {item['msg'][0].lower() + item['msg'][1:]}; change it to that"
@@ -137,6 +136,7 @@ def _fields_at(path: list[str]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for part in path:
         annotation = model.model_fields[part].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel), (path, annotation)
+        assert isinstance(annotation, type), (path, annotation)
+        assert issubclass(annotation, BaseModel), (path, annotation)
         model = annotation
     return list(model.model_fields)

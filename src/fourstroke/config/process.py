@@ -29,6 +29,6 @@ def process_settings() -> ProcessSettings:
     started = os.environ.get("FOURSTROKE_STARTED_UNIX")
     return ProcessSettings(
         cache_dir=Path(os.environ.get("FOURSTROKE_CACHE", home_cache / "fourstroke")),
-        shared_memory_dir=Path(os.environ.get("FOURSTROKE_SHM", "/dev/shm")),
+        shared_memory_dir=Path(os.environ.get("FOURSTROKE_SHM", "/dev/shm")),  # noqa: S108 - names are unique, files 0600
         started_unix=float(started) if started else None,
     )

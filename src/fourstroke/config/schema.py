@@ -87,9 +87,10 @@ class AlgorithmConfig(Section):
         if isinstance(values, str):
             values = {"name": values}
         if isinstance(values, dict):
-            bundle = BUNDLES.get(str(values.get("name", "grpo")))
-            if bundle is not None:
-                return {**bundle.terms, **values}
+            name = values.get("name", "grpo")
+            if name not in BUNDLES:
+                raise PydanticCustomError("no_bundle", "bundles are {names}", {"names": ", ".join(BUNDLES)})
+            return {**BUNDLES[name].terms, **values}
         return values
 
 

@@ -289,6 +289,8 @@ class VllmEngine:
                 # Otherwise vLLM takes its own shutdown for a death of the core, and logs it as an error.
                 llm.output_handler.cancel()
             await loop.run_in_executor(self._thread, llm.shutdown, _GRACE_S)
+            # vLLM has closed its sockets and leaves their context to the garbage collector.
+            llm.engine_core.resources.ctx.destroy(linger=0)
         self._kill()
         self._thread.shutdown()
         self._scratch.cleanup()

@@ -177,7 +177,7 @@ def _dataset(
 
 def _package() -> Any:
     try:
-        import reasoning_gym as package  # type: ignore[import-untyped]
+        import reasoning_gym as package
     except ImportError as error:
         raise ConfigError("reasoning-gym is not installed; install the extra fourstroke[reasoning]") from error
     version = importlib.metadata.version("reasoning-gym")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]
+from scipy.special import ndtri, stdtrit
 
 from fourstroke.errors import DataError
 from fourstroke.types import Estimate

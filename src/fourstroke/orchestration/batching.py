@@ -7,6 +7,7 @@ A batch's counts are those of all its rows, with gradient or not, so that skippi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +37,7 @@ def build_batches(
     bounds = np.linspace(0, len(groups), num_updates + 1).astype(int)
     return tuple(
         _batch(groups[low:high], step=step, algorithm=algorithm, max_tokens=max_tokens)
-        for low, high in zip(bounds[:-1], bounds[1:], strict=True)
+        for low, high in itertools.pairwise(bounds)
     )
 
 

@@ -3,8 +3,8 @@
     expect(key) --> put(group) --> take(P)
                '--> forget(key)
 
-A group that is admitted earlier but not finished holds back the later ones, so that the order of training does not depend
-on who finished first.
+A group that is admitted earlier but not finished holds back the later ones, so that the order of training does not
+depend on who finished first.
 """
 
 from __future__ import annotations

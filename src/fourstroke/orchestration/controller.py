@@ -12,9 +12,9 @@
     batch      P groups, oldest admitted first  P finished groups               roll out
     train      weights on the engine            a step's groups                 batch
 
-Only the train loop ends by itself. Any other loop that returns is a fault and is raised; a fifth task only looks whether
-the parts still live. A step is P groups; its slots come back when its weights have landed, so that with S = 0 a step's
-groups are all sampled at the version that they train.
+Only the train loop ends by itself. Any other loop that returns is a fault and is raised; a fifth task only looks
+whether the parts still live. A step is P groups; its slots come back when its weights have landed, so that with S = 0 a
+step's groups are all sampled at the version that they train.
 
 The controller wires and drives; it decides nothing itself. Decisions are in ``slots``, ``draws``, ``batching``,
 ``trainer.packing`` and ``algorithms``. No part holds the controller.
@@ -246,9 +246,7 @@ class Controller:
 
     async def _train(self, step: int, groups: Sequence[Group]) -> None:
         config, trainer = self._config, self._parts.trainer
-        batches = build_batches(
-            groups, step=step, algorithm=config.algorithm, max_tokens=config.rollout.max_tokens
-        )
+        batches = build_batches(groups, step=step, algorithm=config.algorithm, max_tokens=config.rollout.max_tokens)
         for batch in batches:
             # The first update's proximal policy is the current one; later updates need it written down before.
             update = await self._prepared(batch) if len(batches) > 1 else batch
@@ -281,7 +279,8 @@ class Controller:
         if mismatch > limit:
             raise MismatchError(
                 f"step {step}: trainer and engine differ by {mismatch:.3g} nats a token, more than "
-                f"trainer.max_mismatch = {limit:g}; the engine does not hold the trainer's weights, or computes otherwise"
+                f"trainer.max_mismatch = {limit:g}; the engine does not hold the trainer's weights, or computes "
+                "otherwise"
             )
 
     async def _publish(self, step: int) -> None:

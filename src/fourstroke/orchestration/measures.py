@@ -87,9 +87,7 @@ def add_groups(book: MetricBook, groups: Sequence[Group], *, trained_at: int) ->
         book.add("train/staleness/lag_max", float(lag))
 
 
-def add_passes(
-    book: MetricBook, batch: Batch, microbatches: Sequence[Microbatch], passes: Sequence[StepStats]
-) -> None:
+def add_passes(book: MetricBook, batch: Batch, microbatches: Sequence[Microbatch], passes: Sequence[StepStats]) -> None:
     """One update's forward and backward passes."""
     num_seen = sum(len(microbatch.rows) for microbatch in microbatches)
     book.add("train/rows/skipped_fraction", float(len(batch.rows) - num_seen), len(batch.rows))

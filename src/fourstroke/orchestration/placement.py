@@ -1,7 +1,7 @@
 """Where parts run. Classes are plain Python; this file alone makes processes of them and reaches them.
 
-The trainer gets a process of its own, so that its work never holds up the event loop and can be killed: the driver talks
-to it over a socket pair in frames (``wire``), one verb at a time.
+The trainer gets a process of its own, so that its work never holds up the event loop and can be killed: the driver
+talks to it over a socket pair in frames (``wire``), one verb at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ NounT = TypeVar("NounT", bound=Noun)
 class TrainerProcess:
     """A trainer in a process of its own, behind the ``Trainer`` protocol.
 
-    Every verb raises what the trainer raised (an error of our tree), or ``ActorDiedError`` naming how the process ended.
+    Every verb raises what the trainer raised (an error of our tree), or ``ActorDiedError`` that says how the process
+    ended.
     """
 
     def __init__(self, config: RunConfig, *, model_path: Path, publication_path: Path, log_path: Path) -> None:

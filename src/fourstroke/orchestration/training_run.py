@@ -73,8 +73,8 @@ def load_tasks_and_grader(config: RunConfig) -> tuple[Taskset, Grader]:
         raise ConfigError(f"tasks.use = {config.tasks.use!r} gives no training task; change tasks.arguments")
     if (config.evaluation.before or config.evaluation.after) and len(taskset.held_out) < 2:
         raise ConfigError(
-            f"tasks.use = {config.tasks.use!r} holds out {len(taskset.held_out)} tasks, too few for an interval; change "
-            "tasks.arguments, or set evaluation.before and evaluation.after to false"
+            f"tasks.use = {config.tasks.use!r} holds out {len(taskset.held_out)} tasks, too few for an interval; "
+            "change tasks.arguments, or set evaluation.before and evaluation.after to false"
         )
     return taskset, grader
 
@@ -119,9 +119,7 @@ def _make_trainer(prepared: PreparedRun) -> Trainer:
     )
 
 
-REAL_PARTS = Makers(
-    engine=_make_engine, trainer=_make_trainer, renderer=lambda prepared: Renderer(prepared.model_path)
-)
+REAL_PARTS = Makers(engine=_make_engine, trainer=_make_trainer, renderer=lambda prepared: Renderer(prepared.model_path))
 
 
 def publication_path(shared_memory_dir: Path, *, pid: int) -> Path:
@@ -297,7 +295,8 @@ def summary_lines(summary: Summary, *, curves: Path) -> list[tuple[str, str]]:
     for name, estimate in (("before", summary.before), ("after", summary.after)):
         if estimate is not None:
             interval = f"{estimate.mean:.3f}  95 % [{estimate.low:.3f}, {estimate.high:.3f}]"
-            lines.append((f"held-out {name}", f"{interval}  {estimate.num_tasks} tasks, {estimate.num_samples} samples"))
+            population = f"{estimate.num_tasks} tasks, {estimate.num_samples} samples"
+            lines.append((f"held-out {name}", f"{interval}  {population}"))
     lines += [
         ("training", duration(summary.train_seconds)),
         ("in all", duration(summary.total_seconds)),

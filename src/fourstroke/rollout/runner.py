@@ -1,6 +1,6 @@
 """Runs one group: opens the members' environments, samples their replies, lets the environments answer, grades.
 
-    draw, task -> environments --messages--> renderer --ids--> engine --ids--> environments -> Episode -> grader -> Group
+    draw, task -> environments --messages--> renderer --ids--> engine --ids--> environments -> Episode -> grader
 
 It knows nothing of training, slots or weights; a member that fails becomes a typed outcome, not an exception.
 """
@@ -53,9 +53,7 @@ class GroupRunner:
         self._engine = engine
         self._renderer = renderer
 
-    async def run(
-        self, draw: Draw, task: Task, *, num_samples: int, admitted_version: int, attempt: int = 0
-    ) -> Group:
+    async def run(self, draw: Draw, task: Task, *, num_samples: int, admitted_version: int, attempt: int = 0) -> Group:
         """Sample and grade ``num_samples`` members of a draw.
 
         Args:
@@ -100,8 +98,8 @@ class GroupRunner:
         max_tokens, context = self._config.rollout.max_tokens, self._config.engine.max_model_len
         if len(prompt_ids) + max_tokens > context:
             raise DoesNotFitError(
-                f"task {task.id} has a prompt of {len(prompt_ids)} tokens, which with rollout.max_tokens = {max_tokens} "
-                f"exceeds engine.max_model_len = {context}; raise the latter or shorten the task"
+                f"task {task.id} has a prompt of {len(prompt_ids)} tokens, which with rollout.max_tokens = "
+                f"{max_tokens} exceeds engine.max_model_len = {context}; raise the latter or shorten the task"
             )
         return prompt_ids
 
@@ -146,6 +144,8 @@ class GroupRunner:
         attempt: int,
         generate_s: float,
     ) -> Episode:
+        spans: tuple[Span, ...]
+        messages: tuple[Message, ...]
         if isinstance(prompt, FourstrokeError):
             spans, messages, stop = (), (_failure(prompt),), StopReason.FAILED
         else:

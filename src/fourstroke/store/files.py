@@ -83,7 +83,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 class LineWriter:
-    """Appends lines to one file, each with a single write, so that a killed writer tears at most the last one.
+    r"""Appends lines to one file, each with a single write, so that a killed writer tears at most the last one.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -92,7 +92,7 @@ class LineWriter:
         ...     writer.append(b'{"a":1}')
         ...     writer.close()
         ...     Path(folder, "events.jsonl").read_text()
-        '{"a":1}\\n'
+        '{"a":1}\n'
     """
 
     def __init__(self, path: Path) -> None:

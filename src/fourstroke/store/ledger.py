@@ -250,7 +250,8 @@ class Ledger:
 
     def _leave_pending(self, key: str, assignments: str, *, values: tuple[int | str, ...], becoming: str) -> None:
         changed = self._connection.execute(
-            f"UPDATE draws SET {assignments} WHERE key = ? AND state = 'pending'", (*values, key)
+            f"UPDATE draws SET {assignments} WHERE key = ? AND state = 'pending'",  # noqa: S608 - text of our own
+            (*values, key),
         )
         if changed.rowcount != 1:
             raise RunFolderError(f"draw {key} cannot become {becoming}, since it {self._standing(key)}")

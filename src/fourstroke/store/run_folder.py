@@ -176,7 +176,7 @@ class RunFolder:
         lock = FolderLock(path)
         try:
             if (path / "run.json").exists():
-                raise RunFolderError(f"{path} holds an earlier run; choose another folder or remove it")
+                raise RunFolderError(f"{path} holds an earlier run; choose another folder or remove it")  # noqa: TRY301
             with writing(path):
                 for name in _SUBFOLDERS:
                     (path / name).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A whole run on fakes: the real controller, runner, store and evaluation, with a fake engine, trainer and tokenizer."""
+"""What a whole run on fakes needs beside engine and trainer, and a tiny model for tests with real parts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SilentReporter:
 
 
 def tiny_model(folder: Path) -> Path:
-    """A folder with a random two-layer Llama and a tokenizer of bytes, in Hugging Face format, for tests with real parts.
+    """A folder with a random two-layer Llama and a tokenizer of bytes, in Hugging Face format.
 
     257 tokens: the bytes, and ``<|end|>`` (256), which ends a turn and pads. Seeded, so that two calls give one model.
     """
@@ -94,7 +94,8 @@ def _byte_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+    end = "<|end|>"
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
     fast.chat_template = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"

@@ -1,7 +1,7 @@
 """An episode's prefix graph, cut into token rows for training.
 
-Each leaf of the graph gives one row: the path from its root. A sampled span that several rows share is trained on in the
-first of them only, so that however an episode forks, each sampled token counts once. A token's mask follows its
+Each leaf of the graph gives one row: the path from its root. A sampled span that several rows share is trained on in
+the first of them only, so that however an episode forks, each sampled token counts once. A token's mask follows its
 position and origin, never its id: a sampled stop token is an action even where its id is also the padding's.
 """
 

@@ -59,7 +59,9 @@ def _array_from_wire(kind: type, value: Any) -> Any:
     if kind is not np.ndarray:
         raise NotImplementedError(f"no wire form for {kind.__name__}")
     match value:
-        case [str(dtype), [*shape], bytes(raw)] if dtype in _DTYPES and all(isinstance(n, int) and n >= 0 for n in shape):
+        case [str(dtype), [*shape], bytes(raw)] if dtype in _DTYPES and all(
+            isinstance(n, int) and n >= 0 for n in shape
+        ):
             # A copy, since a view of the message would be read-only and would keep the whole message alive.
             return np.frombuffer(raw, dtype=dtype).reshape(shape).copy()
     raise ValueError("an array must be [dtype, shape, bytes]")

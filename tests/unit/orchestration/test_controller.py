@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -39,5 +39,5 @@ def test_seeds_of_draws_are_distinct_and_leave_room_for_the_members():
     seeds = [draw.seed for draw, _ in islice(draw_order(_tasks(500), seed=0), 2000)]
 
     assert len(set(seeds)) == len(seeds)
-    assert 0 <= min(seeds)
+    assert min(seeds) >= 0
     assert max(seeds) < 2**30

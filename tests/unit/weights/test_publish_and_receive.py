@@ -203,9 +203,7 @@ def skip_copy_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Publisher, "_copy", faulty)
 
 
-def test_stale_bytes_of_one_tensor(
-    publisher: Publisher, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_bytes_of_one_tensor(publisher: Publisher, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     first = publisher.publish(1, tensors(1).items())
     skip_copy_of("layer.up", monkeypatch)
     second = publisher.publish(2, tensors(2).items())
