@@ -49,7 +49,7 @@ def _run_on_fakes(config, tmp_path):
     taskset, grader = load_tasks_and_grader(config)
     prepared = PreparedRun(
         config=config,
-        settings=ProcessSettings(cache_dir=tmp_path, shared_memory_dir=tmp_path, started_unix=None),
+        settings=ProcessSettings(cache_dir=tmp_path, shared_memory_dir=tmp_path, started_unix=None, environment={}),
         taskset=taskset,
         grader=grader,
         model_path=resolve_model(config.model.name, cache_dir=tmp_path),

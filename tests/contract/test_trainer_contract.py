@@ -1,7 +1,9 @@
 """One suite for the ``Trainer`` protocol, on the fake and on the real trainer in its own process."""
 
 import asyncio
+import os
 import signal
+import sys
 
 import numpy as np
 import psutil
@@ -36,7 +38,11 @@ def make_trainer(request, model, tmp_path):
         if request.param == "fake":
             return FakeTrainer(verb_s=0.0)
         return TrainerProcess(
-            CONFIG, model_path=model, publication_path=tmp_path / "weights", log_path=tmp_path / "trainer.log"
+            CONFIG,
+            model_path=model,
+            publication_path=tmp_path / "weights",
+            log_path=tmp_path / "trainer.log",
+            environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
     return make
@@ -121,7 +127,11 @@ def test_it_is_well_while_it_lives(make_trainer):
 @pytest.fixture
 def process(model, tmp_path):
     return TrainerProcess(
-        CONFIG, model_path=model, publication_path=tmp_path / "weights", log_path=tmp_path / "trainer.log"
+        CONFIG,
+        model_path=model,
+        publication_path=tmp_path / "weights",
+        log_path=tmp_path / "trainer.log",
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 

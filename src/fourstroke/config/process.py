@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,13 @@ class ProcessSettings:
         shared_memory_dir: RAM-backed folder for weights in transit (``FOURSTROKE_SHM``).
         started_unix: When the command that a person typed began, seconds since 1970 (``FOURSTROKE_STARTED_UNIX``,
             set by the Makefile so that ``summary.json`` counts from make's first line), or None.
+        environment: All variables as they were; for processes that must not inherit what an engine sets for its own.
     """
 
     cache_dir: Path
     shared_memory_dir: Path
     started_unix: float | None
+    environment: Mapping[str, str]
 
 
 def process_settings() -> ProcessSettings:
@@ -31,4 +34,5 @@ def process_settings() -> ProcessSettings:
         cache_dir=Path(os.environ.get("FOURSTROKE_CACHE", home_cache / "fourstroke")),
         shared_memory_dir=Path(os.environ.get("FOURSTROKE_SHM", "/dev/shm")),  # noqa: S108 - names are unique, files 0600
         started_unix=float(started) if started else None,
+        environment=dict(os.environ),
     )

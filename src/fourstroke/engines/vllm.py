@@ -52,6 +52,8 @@ CHECKPOINT = "checkpoint"
 _BACKEND = "shared_memory"
 _MIN_BATCHED_TOKENS = 8192
 _GRACE_S = 2
+# Says in each process that Triton is missing, as it is wherever the processor does the work: errors alone.
+_TRITON_LOGGER = "torch._library.triton"
 _LOGGING_CONFIG = "logging.json"
 _POLL_S = 0.05
 _STOPS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
@@ -136,8 +138,7 @@ def child_environment(*, scratch: Path, openmp: Path | None, log_path: Path | No
         "VLLM_RPC_BASE_PATH": str(scratch),
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # Errors alone: it says in each process that Triton is missing, as it is wherever the processor does the work.
-        "TORCH_LOGS": "-torch._library.triton",
+        "TORCH_LOGS": f"-{_TRITON_LOGGER}",
     }
     if openmp is None:
         variables["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -511,7 +512,10 @@ def _logging_config(log_path: Path | None) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {"line": {"format": line}},
         "handlers": {"vllm": {**handler, "formatter": "line"}},
-        "loggers": {"vllm": {"handlers": ["vllm"], "level": "INFO", "propagate": False}},
+        "loggers": {
+            "vllm": {"handlers": ["vllm"], "level": "INFO", "propagate": False},
+            _TRITON_LOGGER: {"level": "ERROR"},
+        },
     }
 
 

@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -111,7 +112,18 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         reload_weights(
             self.vllm_config, self.model, weights_iterator=tensors, weights_path=None, is_checkpoint_format=True
         )
+        self._repack_output_matrix()
         self.held = publication.version
+
+    def _repack_output_matrix(self) -> None:
+        """Have an output matrix that is tied to the embedding follow it.
+
+        A checkpoint holds the two once, so vLLM's reload sees no weight for the output matrix and keeps what the CPU
+        backend packed at start: everything is new but the last layer. Where nothing is packed this changes nothing.
+        """
+        for layer in self.model.modules():
+            if isinstance(layer, ParallelLMHead) and isinstance(layer.quant_method, UnquantizedEmbeddingMethod):
+                layer.quant_method.process_weights_after_loading(layer)
 
     def finish_weight_update(self) -> None:
         """Nothing left: see the class."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,8 +32,17 @@ class TrainerProcess:
     ended.
     """
 
-    def __init__(self, config: RunConfig, *, model_path: Path, publication_path: Path, log_path: Path) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        model_path: Path,
+        publication_path: Path,
+        log_path: Path,
+        environment: Mapping[str, str],
+    ) -> None:
         self._config = config
+        self._environment = environment
         self._model_path = model_path
         self._publication_path = publication_path
         self._log_path = log_path
@@ -55,6 +64,7 @@ class TrainerProcess:
                 stdout=log,
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
+                env=self._environment,
             )
         # The default limit of a stream's buffer would cut frames that hold whole batches.
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 26)

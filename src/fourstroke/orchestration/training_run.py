@@ -116,6 +116,7 @@ def _make_trainer(prepared: PreparedRun) -> Trainer:
         model_path=prepared.model_path,
         publication_path=publication_path(prepared.settings.shared_memory_dir, pid=os.getpid()),
         log_path=prepared.folder.logs_dir / "trainer.log",
+        environment=prepared.settings.environment,
     )
 
 

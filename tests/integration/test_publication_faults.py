@@ -1,0 +1,197 @@
+"""Every fault of a publication stops the real engine before a token is sampled; a good one goes through after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from fourstroke.config import EngineConfig
+from fourstroke.engines.vllm import VllmEngine
+from fourstroke.errors import PublicationError
+from fourstroke.testing.policy import TinyPolicy
+from fourstroke.testing.run import tiny_model
+from fourstroke.types import Completion, Publication, SampleRequest, TensorEntry, WeightVersion
+from fourstroke.weights.manifest import version_digest
+
+pytest.importorskip("vllm", reason="missing: vllm")
+# Third parties' warnings while vLLM is imported, 2026-11-30.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+UP, DOWN = "model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight"
+
+
+@dataclass(frozen=True)
+class Harness:
+    engine: VllmEngine
+    runner: asyncio.Runner
+    policy: TinyPolicy
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    folder = tmp_path_factory.mktemp("faults")
+    model_path = tiny_model(folder / "model")
+    config = EngineConfig(dtype="float32", max_model_len=64, max_num_seqs=8, kv_cache_gib=0.25, num_threads=1)
+    engine = VllmEngine(config, model_path, seed=0, log_path=folder / "engine.log")
+    policy = TinyPolicy(model_path, publication_path=folder / "weights")
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(engine.start())
+            yield Harness(engine, runner, policy)
+        finally:
+            runner.run(engine.close())
+            policy.close()
+
+
+def entry_of(publication: Publication, name: str) -> TensorEntry:
+    (entry,) = (entry for entry in publication.tensors if entry.name == name)
+    return entry
+
+
+def rewrite(publication: Publication, name: str, data: bytes) -> None:
+    entry = entry_of(publication, name)
+    with Path(publication.path).open("r+b") as file:
+        file.seek(entry.offset)
+        file.write(data[: entry.size_bytes])
+
+
+def bytes_of(publication: Publication, name: str) -> bytes:
+    entry = entry_of(publication, name)
+    return Path(publication.path).read_bytes()[entry.offset : entry.offset + entry.size_bytes]
+
+
+def stale(policy: TinyPolicy, number: int) -> Publication:
+    """One tensor's bytes are those of the publication before."""
+    old = bytes_of(policy.publish(number), UP)
+    policy.nudge(number)
+    publication = policy.publish(number)
+    rewrite(publication, UP, old)
+    return publication
+
+
+def swapped(policy: TinyPolicy, number: int) -> Publication:
+    """Two tensors of one shape have each other's bytes."""
+    publication = policy.publish(number)
+    up, down = bytes_of(publication, UP), bytes_of(publication, DOWN)
+    rewrite(publication, UP, down)
+    rewrite(publication, DOWN, up)
+    return publication
+
+
+def half_written(policy: TinyPolicy, number: int) -> Publication:
+    """The second half of a tensor never came."""
+    publication = policy.publish(number)
+    data = bytes_of(publication, UP)
+    rewrite(publication, UP, data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+    return publication
+
+
+def with_entries(publication: Publication, entries: tuple[TensorEntry, ...]) -> Publication:
+    version = msgspec.structs.replace(publication.version, digest=version_digest(entries))
+    return msgspec.structs.replace(publication, tensors=entries, version=version)
+
+
+def dropped(policy: TinyPolicy, number: int) -> Publication:
+    publication = policy.publish(number)
+    return with_entries(publication, tuple(entry for entry in publication.tensors if entry.name != UP))
+
+
+def renamed(policy: TinyPolicy, number: int) -> Publication:
+    publication = policy.publish(number)
+    return with_entries(
+        publication,
+        tuple(msgspec.structs.replace(e, name=f"module.{e.name}") if e.name == UP else e for e in publication.tensors),
+    )
+
+
+def older(policy: TinyPolicy, number: int) -> Publication:
+    return policy.publish(number - 1)
+
+
+def dead_incarnation(policy: TinyPolicy, number: int) -> Publication:
+    publication = policy.publish(number)
+    version = msgspec.structs.replace(publication.version, incarnation=-1)
+    return msgspec.structs.replace(publication, version=version)
+
+
+FAULTS: list[tuple[Callable[[TinyPolicy, int], Publication], str]] = [
+    (stale, f"tensor {UP} arrived with digest"),
+    (swapped, r"tensor model\.layers\.[01]\.self_attn\.k_proj\.weight arrived with digest"),
+    (half_written, f"tensor {UP} arrived with digest"),
+    (dropped, f"tensor {UP} is missing"),
+    (renamed, f"tensor {UP} is missing"),
+    (older, "does not follow version"),
+    (dead_incarnation, "is of incarnation -1"),
+]
+
+
+async def offer(engine: VllmEngine, publication: Publication) -> WeightVersion:
+    await engine.pause()
+    try:
+        return await engine.update_weights(publication)
+    finally:
+        await engine.resume()
+
+
+async def sample(engine: VllmEngine) -> Completion:
+    request = SampleRequest(
+        id="g0",
+        prompt_ids=np.array([5, 6, 7], dtype=np.int32),
+        num_samples=1,
+        max_tokens=16,
+        temperature=1.0,
+        stop_ids=(),
+        seed=1,
+    )
+    (completion,) = await engine.generate(request)
+    return completion
+
+
+@pytest.mark.parametrize(("fault", "sentence"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
+def test_a_fault_is_named_and_nothing_is_loaded(
+    harness: Harness, fault: Callable[[TinyPolicy, int], Publication], sentence: str
+) -> None:
+    engine, runner, held = harness.engine, harness.runner, harness.engine.version
+    before = runner.run(sample(engine))
+
+    with pytest.raises(PublicationError, match=sentence):
+        runner.run(offer(engine, fault(harness.policy, held.number + 1)))
+
+    assert engine.version == held
+    after = runner.run(sample(engine))
+    assert after.ids.tolist() == before.ids.tolist()
+    assert after.logprobs.tolist() == before.logprobs.tolist()
+
+
+def test_after_a_fault_a_good_publication_lands(harness: Harness) -> None:
+    engine, runner, number = harness.engine, harness.runner, harness.engine.version.number + 1
+    with pytest.raises(PublicationError):
+        runner.run(offer(engine, dropped(harness.policy, number)))
+    harness.policy.nudge(99)
+
+    assert runner.run(offer(engine, harness.policy.publish(number))).number == number
+
+    completion = runner.run(sample(engine))
+    expected = harness.policy.logprobs([5, 6, 7], completion.ids.tolist(), temperature=1.0)
+    np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+def test_the_engine_does_not_look_into_shared_memory_afterwards(harness: Harness) -> None:
+    """The next publication is written while the engine samples from the last."""
+    engine, runner, number = harness.engine, harness.runner, harness.engine.version.number + 1
+    publication = harness.policy.publish(number)
+    runner.run(offer(engine, publication))
+    before = runner.run(sample(engine))
+
+    file = Path(publication.path)
+    file.write_bytes(b"\xff" * file.stat().st_size)
+
+    after = runner.run(sample(engine))
+    assert after.ids.tolist() == before.ids.tolist()
+    assert after.logprobs.tolist() == before.logprobs.tolist()
