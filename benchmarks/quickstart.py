@@ -2,8 +2,8 @@
 
     python benchmarks/quickstart.py [SEED ...]     seeds 0, 1 and 2 if none is named; about 15 minutes each
 
-Each seed is a run of the real command in a process of its own; its figures are those of its ``summary.json``. A run that is
-named by ``--run FOLDER`` is taken as it is, so that a finished run need not be repeated.
+Each seed is a run of the real command in a process of its own; its figures are those of its ``summary.json``. Runs that
+are named by ``--run FOLDER ...`` are taken as they are, so that a finished run need not be repeated.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ NVIDIA-NeMo/RL#4018; the same in prime-rl#1650, vllm#9744, pytorch/rl#4016.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,12 @@ from fourstroke.testing.policy import TinyPolicy
 from fourstroke.testing.run import tiny_model
 from fourstroke.types import Completion, SampleRequest
 
-pytest.importorskip("vllm", reason="missing: vllm")
-# Third parties' warnings while vLLM is imported, 2026-11-30.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="missing: vllm"),
+    # Third parties' warnings while vLLM is imported, 2026-11-30.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(300),
+]
 
 # More than vLLM's block of 128 tokens: a prompt within one block is never cached.
 PROMPT = [(7 * position + 3) % 256 for position in range(300)]

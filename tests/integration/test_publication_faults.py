@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,12 @@ from fourstroke.testing.run import tiny_model
 from fourstroke.types import Completion, Publication, SampleRequest, TensorEntry, WeightVersion
 from fourstroke.weights.manifest import version_digest
 
-pytest.importorskip("vllm", reason="missing: vllm")
-# Third parties' warnings while vLLM is imported, 2026-11-30.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="missing: vllm"),
+    # Third parties' warnings while vLLM is imported, 2026-11-30.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(300),
+]
 
 UP, DOWN = "model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight"
 

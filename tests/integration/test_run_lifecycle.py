@@ -63,7 +63,7 @@ def launch(tmp_path, model):
         if process.is_running():
             for child in [*process.children(recursive=True), process]:
                 child.kill()
-        process.wait()
+        process.communicate()
 
 
 def _folder(tmp_path) -> Path:
@@ -174,7 +174,9 @@ def test_a_signal_ends_the_run_cleanly(launch, tmp_path, number):
     assert not _shared_files()
 
 
-@pytest.mark.parametrize(("victim", "named"), [("VLLM", "engine vllm-0"), ("trainer_process", "the trainer process")])
+@pytest.mark.parametrize(
+    ("victim", "named"), [("VLLM", "vllm-0: process EngineCore"), ("trainer_process", "the trainer process")]
+)
 def test_a_dead_part_is_named_and_the_run_stops(launch, tmp_path, victim, named):
     process = launch(10_000)
     _first_step(tmp_path, process)
@@ -200,6 +202,7 @@ def test_a_killed_driver_leaves_no_process(launch, tmp_path):
     process.send_signal(signal.SIGKILL)
 
     assert _all_gone(family) == []
+    process.communicate()
     sweep_shared_memory(Path("/dev/shm"))  # as the next run does
     assert not _shared_files()
 

@@ -54,6 +54,8 @@ _MIN_BATCHED_TOKENS = 8192
 _GRACE_S = 2
 # Says in each process that Triton is missing, as it is wherever the processor does the work: errors alone.
 _TRITON_LOGGER = "torch._library.triton"
+_NOT_SET = "not set before fourstroke"
+_LOGGING_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 _LOGGING_CONFIG = "logging.json"
 _POLL_S = 0.05
 _STOPS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
@@ -134,8 +136,7 @@ def child_environment(*, scratch: Path, openmp: Path | None, log_path: Path | No
         'PASSIVE'
     """
     variables = {
-        "VLLM_LOGGING_CONFIG_PATH": str(scratch / _LOGGING_CONFIG),
-        "VLLM_RPC_BASE_PATH": str(scratch),
+        _LOGGING_VARIABLE: str(scratch / _LOGGING_CONFIG),
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_LOGS": f"-{_TRITON_LOGGER}",
@@ -192,7 +193,7 @@ class VllmEngine:
         self._is_adopting = False
         self._watched: dict[int, BaseProcess] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._scratch = tempfile.TemporaryDirectory(prefix="fourstroke-")
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._obituary = f"{name} was not started"
 
     @property
@@ -211,16 +212,15 @@ class VllmEngine:
         Raises:
             EngineDiedError: vLLM cannot start; the text says why.
         """
-        self._vocab_size = _vocab_size(self._model_path)
-        loop = asyncio.get_running_loop()
-        self._launching = self._thread.submit(self._launch)
         with boundary(f"{self._name} cannot start{self._see_log()}", EngineDiedError):
+            self._vocab_size = _vocab_size(self._model_path)
+            self._launching = self._thread.submit(self._launch)
             await asyncio.wrap_future(self._launching)
-        for process in self._processes:
-            assert process.pid is not None, process
-            descriptor = os.pidfd_open(process.pid)
-            self._watched[descriptor] = process
-            loop.add_reader(descriptor, self._on_death, descriptor)
+            for process in self._processes:
+                assert process.pid is not None, process
+                descriptor = os.pidfd_open(process.pid)
+                self._watched[descriptor] = process
+                asyncio.get_running_loop().add_reader(descriptor, self._on_death, descriptor)
         self._obituary = ""
         await self._call("start", self._introduce(self._living()))
 
@@ -294,19 +294,25 @@ class VllmEngine:
             llm.engine_core.resources.ctx.destroy(linger=0)
         self._kill()
         self._thread.shutdown()
-        self._scratch.cleanup()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     # --- start ------------------------------------------------------------------------------------------------------
 
     def _launch(self) -> None:
         """Import vLLM and start its core process; runs in the thread of this engine."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="fourstroke-")
         scratch = Path(self._scratch.name)
-        (scratch / _LOGGING_CONFIG).write_text(json.dumps(_logging_config(self._log_path)))
+        logging_config = scratch / _LOGGING_CONFIG
+        logging_config.write_text(json.dumps(_logging_config(self._log_path)))
         variables = child_environment(scratch=scratch, openmp=_openmp_library(), log_path=self._log_path)
-        with _STARTING, _set_for_children(variables), self._adopting():
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.platforms import current_platform
-            from vllm.v1.engine.async_llm import AsyncLLM
+        with _STARTING:
+            # Seconds go by in the import. A trainer that starts meanwhile should not inherit what is meant for the core.
+            with _set_for_children({_LOGGING_VARIABLE: str(logging_config)}):
+                from vllm.config.logging import LoggingConfig
+                from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.platforms import current_platform
+                from vllm.v1.engine.async_llm import AsyncLLM
 
             arguments = engine_arguments(
                 self._config,
@@ -316,7 +322,10 @@ class VllmEngine:
                 on_gpu=not current_platform.is_cpu(),
                 log_path=self._log_path,
             )
-            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            # Said again, since vLLM reads no variable any more after its first engine in a process.
+            logging = LoggingConfig(pylogging_config_file=str(logging_config))
+            with _set_for_children(variables), self._adopting():
+                self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, logging_config=logging))
 
     @contextmanager
     def _adopting(self) -> Iterator[None]:
@@ -522,7 +531,10 @@ def _logging_config(log_path: Path | None) -> dict[str, Any]:
 @contextmanager
 def _set_for_children(variables: dict[str, str]) -> Iterator[None]:
     """Set variables that the user has not set, and take them away again: they are for vLLM and its core process."""
-    ours = [name for name, value in variables.items() if os.environ.setdefault(name, value) is value]
+    # A value that nobody sets tells ours from the user's, without reading a variable.
+    ours = [name for name in variables if os.environ.setdefault(name, _NOT_SET) == _NOT_SET]
+    for name in ours:
+        os.environ[name] = variables[name]
     try:
         yield
     finally:

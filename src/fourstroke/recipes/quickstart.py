@@ -15,7 +15,7 @@ def quickstart() -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "quickstart",
-            "num_steps": 36,
+            "num_steps": 32,
             "model": {"name": "smollm2-135m-instruct"},
             "tasks": {"use": "fourstroke.environments.arithmetic:arithmetic", "arguments": {}},
             "grader": {"use": "fourstroke.rewards.verifiers:numeric", "arguments": {}},

@@ -1,0 +1,295 @@
+"""The real engine's life: agreement with Transformers, a calm terminal, death by SIGKILL, and no process left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from fourstroke.config import EngineConfig, process_settings
+from fourstroke.engines.vllm import VllmEngine
+from fourstroke.errors import EngineDiedError
+from fourstroke.testing.policy import TinyPolicy
+from fourstroke.testing.run import tiny_model
+from fourstroke.types import SampleRequest
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="missing: vllm"),
+    # Third parties' warnings while vLLM is imported, 2026-11-30.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(300),
+]
+
+CONFIG = EngineConfig(dtype="float32", max_model_len=256, max_num_seqs=16, kv_cache_gib=0.25, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("vllm") / "model")
+
+
+@pytest.fixture(scope="module")
+def largest_model_path(model_path: Path) -> Path:
+    """The catalogue's model of 135 M parameters where it was made already, else the tiny one."""
+    kept = process_settings().cache_dir / "models" / "smollm2-135m-instruct"
+    return kept if (kept / "config.json").is_file() else model_path
+
+
+@pytest.fixture(autouse=True)
+def rubbish_is_collected_here() -> Iterator[None]:
+    """What vLLM leaves open when its start fails is found in the test that made it fail."""
+    yield
+    gc.collect()
+
+
+def make_request(*, num_samples: int = 4, max_tokens: int = 40, id: str = "g0") -> SampleRequest:  # noqa: A002
+    return SampleRequest(
+        id=id,
+        prompt_ids=np.array([72, 101, 108, 108, 111], dtype=np.int32),
+        num_samples=num_samples,
+        max_tokens=max_tokens,
+        temperature=1.0,
+        stop_ids=(),
+        seed=11,
+    )
+
+
+def children(pid: int) -> set[int]:
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def core_of(engine: VllmEngine) -> int:
+    (process,) = engine._processes
+    assert process.pid is not None
+    return process.pid
+
+
+def test_in_fp32_the_first_step_agrees_with_the_trainers_side(largest_model_path: Path, tmp_path: Path) -> None:
+    """No update yet: mean |log ratio| under 1e-4, at temperature 1."""
+
+    async def scenario() -> list[float]:
+        engine = VllmEngine(CONFIG, largest_model_path, seed=0, log_path=tmp_path / "engine.log")
+        try:
+            await engine.start()
+            request = make_request()
+            completions = await engine.generate(request)
+        finally:
+            await engine.close()
+        return [
+            float(difference)
+            for c in completions
+            for difference in c.logprobs - policy.logprobs(request.prompt_ids.tolist(), c.ids.tolist(), temperature=1.0)
+        ]
+
+    policy = TinyPolicy(largest_model_path, publication_path=tmp_path / "weights")
+    log_ratios = asyncio.run(scenario())
+    policy.close()
+
+    assert len(log_ratios) == 160
+    assert np.abs(log_ratios).mean() < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_an_update_lands_and_agrees(model_path: Path, tmp_path: Path) -> None:
+    """The same code on the other backend; asynchronous scheduling is on there. TF32 in neither side's products."""
+    policy = TinyPolicy(model_path, publication_path=tmp_path / "weights")
+
+    async def scenario() -> list[float]:
+        engine = VllmEngine(CONFIG, model_path, seed=0, log_path=tmp_path / "engine.log")
+        try:
+            await engine.start()
+            waiting = asyncio.create_task(engine.generate(make_request(max_tokens=200)))
+            await engine.check_health()
+            await engine.pause()
+            policy.nudge(1)
+            await engine.update_weights(policy.publish(1))
+            await engine.resume()
+            await waiting
+            request = make_request()
+            completions = await engine.generate(request)
+        finally:
+            await engine.close()
+        assert {run.version for c in completions for run in c.versions} == {1}
+        return [
+            float(difference)
+            for c in completions
+            for difference in c.logprobs - policy.logprobs(request.prompt_ids.tolist(), c.ids.tolist(), temperature=1.0)
+        ]
+
+    log_ratios = asyncio.run(scenario())
+    policy.close()
+
+    assert np.abs(log_ratios).mean() < 1e-3
+
+
+def test_a_killed_core_is_named_at_once_and_nothing_of_it_is_left(model_path: Path, tmp_path: Path) -> None:
+    before = children(os.getpid())
+
+    async def scenario() -> None:
+        engine = VllmEngine(CONFIG, model_path, seed=0, log_path=tmp_path / "engine.log")
+        await engine.start()
+        pid = core_of(engine)
+        waiting = [asyncio.create_task(engine.generate(make_request(max_tokens=250, id=f"g{n}"))) for n in range(3)]
+        await engine.check_health()
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            for call in (*waiting, engine.check_health(), engine.generate(make_request()), engine.pause()):
+                with pytest.raises(EngineDiedError, match=rf"vllm-0: process EngineCore \({pid}\) ended with signal 9"):
+                    await call
+            await engine.close()
+
+    asyncio.run(scenario())
+
+    assert [pid for pid in children(os.getpid()) - before if is_core(pid)] == []
+
+
+def is_core(pid: int) -> bool:
+    return is_alive(pid) and "resource_tracker" not in " ".join(psutil.Process(pid).cmdline())
+
+
+async def look_again_and_again(engine: VllmEngine) -> None:
+    while True:
+        await engine.check_health()
+        await asyncio.sleep(0.05)
+
+
+def test_an_idle_engine_that_dies_is_found_by_a_look_at_its_health(model_path: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = VllmEngine(CONFIG, model_path, seed=0, log_path=tmp_path / "engine.log")
+        await engine.start()
+        os.kill(core_of(engine), signal.SIGKILL)
+        try:
+            async with asyncio.timeout(5):
+                with pytest.raises(EngineDiedError, match="ended with signal 9"):
+                    await look_again_and_again(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_is_given_up_leaves_no_process(model_path: Path, tmp_path: Path) -> None:
+    before = children(os.getpid())
+
+    async def scenario() -> None:
+        engine = VllmEngine(CONFIG, model_path, seed=0, log_path=tmp_path / "engine.log")
+        starting = asyncio.create_task(engine.start())
+        while not [pid for pid in children(os.getpid()) - before if is_core(pid)]:
+            await asyncio.sleep(0.05)
+            assert not starting.done(), starting
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await engine.close()
+        with pytest.raises(EngineDiedError, match="was not started"):
+            await engine.check_health()
+
+    asyncio.run(scenario())
+
+    assert [pid for pid in children(os.getpid()) - before if is_core(pid)] == []
+
+
+def test_a_model_that_is_no_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 8, "model_type": "llama", "architectures": ["Nonesuch"]}')
+
+    async def scenario() -> None:
+        engine = VllmEngine(CONFIG, tmp_path, seed=0, log_path=tmp_path / "engine.log")
+        try:
+            await engine.start()
+        finally:
+            await engine.close()
+
+    with pytest.raises(EngineDiedError, match=r"(?s)vllm-0 cannot start .*Nonesuch"):
+        asyncio.run(scenario())
+
+
+# --- in a process of its own ----------------------------------------------------------------------------------------
+
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+from fourstroke.config import EngineConfig
+from fourstroke.engines.vllm import VllmEngine
+
+
+async def main(model_path, seconds):
+    config = EngineConfig(dtype="float32", max_model_len=256, max_num_seqs=16, kv_cache_gib=0.25, num_threads=1)
+    engine = VllmEngine(config, Path(model_path), seed=0)
+    await engine.start()
+    print("ready", flush=True)
+    await asyncio.sleep(float(seconds))
+    await engine.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def start_script(folder: Path, model_path: Path, *, seconds: float) -> asyncio.subprocess.Process:
+    script = folder / "hold_an_engine.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(script),
+        str(model_path),
+        str(seconds),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    return process
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def test_a_killed_parent_takes_every_process_with_it(model_path: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        process = await start_script(tmp_path, model_path, seconds=600)
+        descendants = children(process.pid)
+        assert descendants
+        process.kill()
+        await process.wait()
+        async with asyncio.timeout(5):
+            while any(is_alive(pid) for pid in descendants):  # noqa: ASYNC110 (no event tells of others' processes)
+                await asyncio.sleep(0.05)
+
+    run(scenario())
+
+
+def test_an_idle_engine_burns_nothing_and_a_closed_one_has_said_nothing(model_path: Path, tmp_path: Path) -> None:
+    """Processor time of an idle second, of all processes together; then the terminal of a whole life."""
+
+    async def scenario() -> None:
+        process = await start_script(tmp_path, model_path, seconds=3)
+        family = [psutil.Process(pid) for pid in (process.pid, *children(process.pid))]
+        before_s = [sum(member.cpu_times()[:2]) for member in family]
+        await asyncio.sleep(1.5)
+        used_s = sum(sum(member.cpu_times()[:2]) for member in family) - sum(before_s)
+        out, err = await process.communicate()
+
+        assert used_s < 0.3
+        assert (out.decode(), err.decode(), process.returncode) == ("", "", 0)
+
+    run(scenario())
