@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,6 +58,7 @@ _NOT_SET = "not set before fourstroke"
 _LOGGING_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 _LOGGING_CONFIG = "logging.json"
 _POLL_S = 0.05
+_NUM_LOOKS = 10
 _STOPS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 # Start-up sets variables of the whole process, and tells its children from others': one engine at a time.
 _STARTING = threading.Lock()
@@ -193,6 +194,7 @@ class VllmEngine:
         self._is_adopting = False
         self._watched: dict[int, BaseProcess] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._buried = asyncio.Event()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._obituary = f"{name} was not started"
 
@@ -275,6 +277,7 @@ class VllmEngine:
     async def close(self) -> None:
         """End the core process, by force if need be, and wait until it is gone. Legal at any time, and twice."""
         self._obituary = self._obituary or f"{self._name} was closed"
+        self._buried.set()
         loop = asyncio.get_running_loop()
         for descriptor in list(self._watched):
             self._unwatch(descriptor)
@@ -307,7 +310,7 @@ class VllmEngine:
         logging_config.write_text(json.dumps(_logging_config(self._log_path)))
         variables = child_environment(scratch=scratch, openmp=_openmp_library(), log_path=self._log_path)
         with _STARTING:
-            # Seconds go by in the import. A trainer that starts meanwhile should not inherit what is meant for the core.
+            # The import takes seconds; a trainer that starts meanwhile must not inherit what is meant for the core.
             with _set_for_children({_LOGGING_VARIABLE: str(logging_config)}):
                 from vllm.config.logging import LoggingConfig
                 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -452,6 +455,10 @@ class VllmEngine:
             raise
         except FourstrokeError as error:
             if self._llm is None or self._llm.errored:
+                # vLLM says that its core is going before the kernel says how it went.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_GRACE_S):
+                        await self._buried.wait()
                 raise EngineDiedError(self._obituary or f"{self._name} died{self._see_log()}: {error}") from error
             raise
         finally:
@@ -460,9 +467,18 @@ class VllmEngine:
     def _on_death(self, descriptor: int) -> None:
         """The kernel says that a watched process ended."""
         process = self._unwatch(descriptor)
+        self._bury(process, num_looks=_NUM_LOOKS)
+
+    def _bury(self, process: BaseProcess, *, num_looks: int) -> None:
         code = process.exitcode
+        if code is None and num_looks > 1:
+            # A thread of vLLM has just reaped the process and is about to note its status.
+            asyncio.get_running_loop().call_later(_POLL_S, lambda: self._bury(process, num_looks=num_looks - 1))
+            return
         how = "ended" if code is None else f"ended with signal {-code}" if code < 0 else f"ended with status {code}"
-        self._obituary = f"{self._name}: process {process.name} ({process.pid}) {how}{self._see_log()}"
+        who = f"{self._name}: process {process.name} ({process.pid})"
+        self._obituary = self._obituary or f"{who} {how}{self._see_log()}"
+        self._buried.set()
         for task in tuple(self._tasks):
             task.cancel()
 

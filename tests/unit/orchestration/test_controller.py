@@ -14,6 +14,7 @@ from fourstroke.errors import (
     EngineDiedError,
     FourstrokeError,
     MismatchError,
+    PublicationError,
     TooManyDropsError,
 )
 from fourstroke.observability import METRICS, Event, EventKind
@@ -240,6 +241,23 @@ def test_a_mismatch_stops_the_run_before_the_update(tmp_path):
     assert "step 1" in str(outcome.error)
     assert trainer.weight == 0.0
     assert trainer.published == []
+
+
+def test_weights_that_do_not_arrive_stop_the_run_before_a_token_is_sampled_from_them(tmp_path):
+    class StaleTrainer(FakeTrainer):
+        """Publishes version 1 again at the second step."""
+
+        async def publish(self, number):
+            return await super().publish(min(number, 1))
+
+    engine = FakeEngine(SETTINGS)
+
+    outcome = _run(tmp_path, _config(), engine=engine, trainer=StaleTrainer())
+
+    assert isinstance(outcome.error, PublicationError)
+    assert engine.version.number == 1
+    assert len(outcome.groups) == 8  # none was sampled after the second step
+    assert (outcome.audit.trained, outcome.audit.pending, outcome.audit.balanced) == (4, 4, True)
 
 
 def test_a_group_that_hangs_is_named_at_its_deadline(tmp_path):
