@@ -22,6 +22,7 @@ from fourstroke.engines.vllm import VllmEngine
 from fourstroke.errors import EngineDiedError
 from fourstroke.testing.policy import TinyPolicy
 from fourstroke.testing.run import tiny_model
+from fourstroke.trainer.catalogue import resolve_model
 from fourstroke.types import SampleRequest
 
 pytestmark = [
@@ -40,10 +41,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def largest_model_path(model_path: Path) -> Path:
-    """The catalogue's model of 135 M parameters where it was made already, else the tiny one."""
-    kept = process_settings().cache_dir / "models" / "smollm2-135m-instruct"
-    return kept if (kept / "config.json").is_file() else model_path
+def largest_model_path() -> Path:
+    """The catalogue's model of 135 M parameters, converted here if it was not yet."""
+    return resolve_model("smollm2-135m-instruct", cache_dir=process_settings().cache_dir)
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ class RolloutConfig(Section):
     groups_per_step: int = Field(16, ge=1, description="Groups (prompts) in a training step, P.")
     group_size: int = Field(8, ge=1, description="Episodes of a group, G.")
     max_tokens: int = Field(256, ge=1, description="Longest reply, in tokens; a longer one is cut.")
-    temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature; the trainer divides by it too.")
+    temperature: float = Field(1.0, ge=0.01, le=2, description="Sampling temperature; the trainer divides by it too.")
     min_scored: int = Field(2, ge=1, description="A group with fewer scored members is dropped, and counted.")
     max_retries: int = Field(1, ge=0, le=10, description="Times that a group below `min_scored` is rolled again.")
     max_drops_in_a_row: int = Field(32, ge=1, description="Stop the run when so many draws in a row were dropped.")
