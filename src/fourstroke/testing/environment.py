@@ -125,5 +125,23 @@ class FakeGrader:
         return Scored(score=score, components={"equal": score}, reason="compared", grader=self.name, cost_s=0.0)
 
 
+class ParityGrader:
+    """Scores 1 where the number of sampled tokens plus the last id is even: a random model gets mixed groups too."""
+
+    name = "parity@00000000"
+
+    async def grade(self, task: Task, episode: Episode) -> Scored:
+        """The parity of the reply."""
+        del task
+        ids = episode.spans[-1].ids
+        score = float((len(ids) + int(ids[-1])) % 2 == 0)
+        return Scored(score=score, components={"parity": score}, reason="parity", grader=self.name, cost_s=0.0)
+
+
+def parity() -> ParityGrader:
+    """For ``grader.use`` in runs of a tiny model."""
+    return ParityGrader()
+
+
 def _task(word: str) -> Task:
     return task_of((Message(role="user", content=f"Say {word}."),), answer=word)

@@ -23,22 +23,21 @@ from fourstroke.rollout import GroupRunner
 from fourstroke.store import Ledger, PayloadWriter, read_payload
 from fourstroke.testing.clock import run_virtual
 from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
-from fourstroke.testing.environment import FakeGrader, FakeTaskset
+from fourstroke.testing.environment import FakeGrader, FakeTaskset, ParityGrader
 from fourstroke.testing.run import FakeRenderer
 from fourstroke.testing.trainer import FakeTrainer
-from fourstroke.types import Group, Scored, StopReason
+from fourstroke.types import Group, StopReason
 
 SETTINGS = FakeEngineSettings(vocab_size=128, max_model_len=64)
 
 
-class ParityGrader(FakeGrader):
-    """Scores 1 where the last token's id is even, so that most groups are mixed."""
+class ScriptedParity(FakeGrader):
+    """Scores by parity, so that most groups are mixed, unless the script says otherwise."""
 
     async def grade(self, task, episode):
         if episode.member in self._outcomes:
             return await super().grade(task, episode)
-        score = float(episode.spans[-1].ids[-1] % 2 == 0)
-        return Scored(score=score, components={}, reason="parity", grader=self.name, cost_s=0.0)
+        return await ParityGrader().grade(task, episode)
 
 
 def _config(**rollout):
@@ -132,7 +131,7 @@ def test_each_metric_of_the_catalogue_is_fed(tmp_path):
 
 def test_members_without_a_score_are_left_out_and_counted(tmp_path):
     trainer = FakeTrainer()
-    grader = ParityGrader(outcomes={2: ZeroDivisionError("no judge")})
+    grader = ScriptedParity(outcomes={2: ZeroDivisionError("no judge")})
 
     outcome = _run(tmp_path, _config(), trainer=trainer, grader=grader)
 
