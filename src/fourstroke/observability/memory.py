@@ -7,9 +7,13 @@ Reads only; a process that ends between the listing and the reading is passed ov
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 import psutil
+
+# A resident set that has grown by less says nothing new.
+_NEW_HIGH = 1.01
 
 
 def tree_pss_bytes(root_pid: int) -> int:
@@ -20,6 +24,23 @@ def tree_pss_bytes(root_pid: int) -> int:
         >>> tree_pss_bytes(os.getpid()) > 1_000_000
         True
     """
+    return _sum_over_tree(root_pid, lambda process: int(process.memory_full_info().pss))
+
+
+def tree_rss_bytes(root_pid: int) -> int:
+    """Resident set now of a process and all its descendants, in bytes; shared pages count once for each process.
+
+    Never below the PSS, and a thousand times cheaper: the kernel keeps it, where PSS walks every page.
+
+    Example:
+        >>> import os
+        >>> tree_rss_bytes(os.getpid()) > 1_000_000
+        True
+    """
+    return _sum_over_tree(root_pid, lambda process: int(process.memory_info().rss))
+
+
+def _sum_over_tree(root_pid: int, of: Callable[[psutil.Process], int]) -> int:
     total = 0
     try:
         root = psutil.Process(root_pid)
@@ -28,14 +49,17 @@ def tree_pss_bytes(root_pid: int) -> int:
         return 0
     for process in processes:
         try:
-            total += process.memory_full_info().pss
+            total += of(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return total
 
 
 class MemorySampler:
-    """A thread that samples :func:`tree_pss_bytes` from construction until ``close``, and keeps the largest.
+    """A thread that samples memory from construction until ``close``, and keeps the largest PSS of the tree.
+
+    The resident set is read each interval. The PSS, whose walk over gigabytes takes a tenth of a second and holds up
+    the page faults of the process walked, is read when the resident set has reached a new high, and at the end.
 
     Example:
         >>> import os
@@ -72,9 +96,12 @@ class MemorySampler:
         self.close()
 
     def _run(self) -> None:
-        is_last = False
+        high_bytes, is_last = 0, False
         while True:
-            self._peak_bytes = max(self._peak_bytes, tree_pss_bytes(self._root_pid))
+            rss_bytes = tree_rss_bytes(self._root_pid)
+            if is_last or rss_bytes > high_bytes * _NEW_HIGH:
+                high_bytes = max(high_bytes, rss_bytes)
+                self._peak_bytes = max(self._peak_bytes, tree_pss_bytes(self._root_pid))
             if is_last:
                 return
             is_last = self._is_closing.wait(self._interval_s)

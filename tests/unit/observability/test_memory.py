@@ -74,6 +74,17 @@ def test_a_root_that_is_gone_is_zero() -> None:
     assert tree_pss_bytes(gone.pid) == 0
 
 
+def test_a_peak_between_start_and_end_is_kept() -> None:
+    with MemorySampler(os.getpid(), interval_s=0.01) as sampler:
+        before = tree_pss_bytes(os.getpid())
+        held = mmap.mmap(-1, 256 * MIB)
+        held.write(b"x" * (256 * MIB))
+        while sampler.peak_bytes < before + 200 * MIB:
+            pass
+        held.close()
+    assert sampler.peak_bytes >= before + 200 * MIB
+
+
 def test_close_does_not_wait_for_the_interval_and_takes_a_last_sample() -> None:
     with MemorySampler(os.getpid(), interval_s=3600.0) as sampler:
         held = mmap.mmap(-1, 32 * MIB)
