@@ -99,6 +99,9 @@ class TrainerConfig(Section):
 
     compute_dtype: DType = Field("bfloat16", description="Type of the forward and backward pass.")
     learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
+    schedule: Literal["constant", "linear"] = Field(
+        "constant", description="Rate after the warm-up: constant, or falling linearly to 0 after the last update."
+    )
     warmup_steps: int = Field(0, ge=0, description="Optimiser updates over which the rate rises linearly from 0.")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")

@@ -23,12 +23,8 @@ from fourstroke.types.nouns import Noun
 _GRACE_S = 2.0
 
 # OpenMP threads that wait must sleep: spinning ones starve whoever else has the core (four times slower beside one busy
-# process). Freed memory is kept, since fresh pages cost more than the work that is done in them.
-_TRAINER_VARIABLES = {
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-}
+# process).
+_TRAINER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 NounT = TypeVar("NounT", bound=Noun)
 

@@ -72,7 +72,11 @@ class TorchTrainer:
             compute_dtype=_DTYPES[trainer.compute_dtype],
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
-        self._optimiser = Optimiser(self._model.masters.values(), config=trainer)
+        self._optimiser = Optimiser(
+            self._model.masters.values(),
+            config=trainer,
+            num_updates=self._config.num_steps * self._config.algorithm.updates_per_step,
+        )
         self._publisher = Publisher(
             self._publication_path,
             entries=[

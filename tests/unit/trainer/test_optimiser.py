@@ -10,7 +10,7 @@ from torch import nn
 
 from fourstroke.config import TrainerConfig
 from fourstroke.errors import DataError
-from fourstroke.trainer.optimiser import Optimiser
+from fourstroke.trainer.optimiser import Optimiser, learning_rate
 
 
 def parameters(*values: float) -> list[nn.Parameter]:
@@ -31,7 +31,7 @@ def test_equals_adamw_in_plain_loops() -> None:
         learning_rate=0.1, beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.5, max_grad_norm=2.5, warmup_steps=2
     )
     params = parameters(1.0, -2.0)
-    optimiser = Optimiser(params, config=config)
+    optimiser = Optimiser(params, config=config, num_updates=10)
     weights, first, second = [1.0, -2.0], [0.0, 0.0], [0.0, 0.0]
     for k, gradients in enumerate([(3.0, 4.0), (0.5, -1.0), (0.0, 0.0), (30.0, 40.0)], start=1):
         set_gradient(params, *gradients)
@@ -51,7 +51,7 @@ def test_equals_adamw_in_plain_loops() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_no_number_applies_nothing(bad: float) -> None:
     params = parameters(1.0, 2.0)
-    optimiser = Optimiser(params, config=TrainerConfig(learning_rate=0.1, weight_decay=0.5))
+    optimiser = Optimiser(params, config=TrainerConfig(learning_rate=0.1, weight_decay=0.5), num_updates=10)
     set_gradient(params, 1.0, bad)
 
     with pytest.raises(DataError, match=r"^step 12: the norm of the gradient is (nan|inf)"):
@@ -67,7 +67,28 @@ def test_the_gradient_is_cleared_in_place() -> None:
     params = parameters(1.0)
     buffer = params[0].grad
     set_gradient(params, 1.0)
-    Optimiser(params, config=TrainerConfig()).step(name="step 0")
+    Optimiser(params, config=TrainerConfig(), num_updates=10).step(name="step 0")
     assert buffer is not None
     assert params[0].grad is buffer
     assert buffer.item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup_steps", "expected"),
+    [
+        ("constant", 0, [8.0] * 6),
+        ("constant", 2, [4.0, 8.0, 8.0, 8.0, 8.0, 8.0]),
+        ("linear", 0, [8.0, 8.0 * 5 / 6, 8.0 * 4 / 6, 4.0, 8.0 * 2 / 6, 8.0 / 6]),
+        ("linear", 2, [4.0, 8.0, 8.0, 6.0, 4.0, 2.0]),
+        ("linear", 6, [8.0 * k / 6 for k in range(1, 7)]),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(schedule: str, warmup_steps: int, expected: list[float]) -> None:
+    config = TrainerConfig.model_validate({"learning_rate": 8.0, "schedule": schedule, "warmup_steps": warmup_steps})
+    rates = [learning_rate(config, update=update, num_updates=6) for update in range(1, 7)]
+    assert rates == pytest.approx(expected, rel=1e-15)
+
+
+def test_a_run_that_goes_past_its_plan_has_rate_0() -> None:
+    config = TrainerConfig(learning_rate=8.0, schedule="linear")
+    assert learning_rate(config, update=8, num_updates=6) == 0.0
