@@ -76,7 +76,7 @@ class Optimiser:
 def learning_rate(config: TrainerConfig, *, update: int, num_updates: int) -> float:
     """Rate of one update.
 
-    Over the first ``w = warmup_steps`` updates it rises as ``update / w``. Afterwards it is constant, or falls linearly:
+    Over the first ``w = warmup_steps`` updates it rises as ``update / w``. Then it is constant, or falls linearly:
     the first update after the warm-up has the peak, and one past the last would have 0.
 
     Args:
