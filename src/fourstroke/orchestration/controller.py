@@ -59,10 +59,17 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlets:
-    """Where the controller tells of what it did: a step's record with its number, and events."""
+    """Where the controller tells of what it did.
+
+    Attributes:
+        on_step: Takes a finished step's number and record.
+        on_event: Takes an event.
+        origin_s: Time of the event loop from which events count.
+    """
 
     on_step: Callable[[int, dict[str, float]], None]
     on_event: Callable[[Event], None]
+    origin_s: float
 
 
 class LoopEndedError(RuntimeError):
@@ -101,7 +108,6 @@ class Controller:
         Raises:
             FourstrokeError: A part failed in a way that the run does not survive; the first cause is raised.
         """
-        self._origin_s = self._now()
         training = asyncio.create_task(self._train_loop(), name="train")
         others = [
             asyncio.create_task(self._feed_loop(), name="feed"),
@@ -178,7 +184,7 @@ class Controller:
                         draw, task, num_samples=rollout.group_size, admitted_version=version, attempt=attempt
                     )
             measures.add_rollout(self._book, group)
-            for event in measures.outcome_events(group, time_s=self._now() - self._origin_s):
+            for event in measures.outcome_events(group, time_s=self._now() - self._outlets.origin_s):
                 self._outlets.on_event(event)
             if len(group.scored) >= rollout.min_scored or attempt == rollout.max_retries:
                 break
@@ -308,4 +314,4 @@ class Controller:
         return asyncio.get_running_loop().time()
 
     def _tell(self, kind: EventKind, **fields: str | int | float) -> None:
-        self._outlets.on_event(Event(kind=kind, time_s=self._now() - self._origin_s, fields=fields))
+        self._outlets.on_event(Event(kind=kind, time_s=self._now() - self._outlets.origin_s, fields=fields))

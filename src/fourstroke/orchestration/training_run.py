@@ -23,7 +23,16 @@ from fourstroke.config import ProcessSettings, RunConfig, resolve_reference
 from fourstroke.engines.vllm import VllmEngine
 from fourstroke.errors import ConfigError, FourstrokeError, InterruptedRunError
 from fourstroke.evaluation import EvaluationReport, evaluate
-from fourstroke.observability import MemorySampler, Reporter, draw_curves, duration, unix_now, utc_now
+from fourstroke.observability import (
+    Event,
+    EventKind,
+    MemorySampler,
+    Reporter,
+    draw_curves,
+    duration,
+    unix_now,
+    utc_now,
+)
 from fourstroke.orchestration.controller import Controller, Outlets, Parts
 from fourstroke.orchestration.placement import TrainerProcess
 from fourstroke.orchestration.preflight import HostFacts, check_host
@@ -173,6 +182,8 @@ class TrainingRun:
     async def run(self) -> Summary:
         """The whole run. The summary is written whatever happens; a failure or an interrupt is raised after that."""
         started_unix = self._prepared.settings.started_unix or unix_now()
+        self._origin_s = asyncio.get_running_loop().time()
+        self._tell(EventKind.RUN_STARTED, run=self._prepared.folder.path.name)
         status, reason = RunStatus.FAILED, "an error that is not of Fourstroke's own; see the traceback"
         with MemorySampler(os.getpid()) as memory:
             try:
@@ -186,13 +197,14 @@ class TrainingRun:
                 raise
             finally:
                 summary = self._summary(status, reason, total_s=unix_now() - started_unix, peak=memory.peak_bytes)
+                self._tell(EventKind.RUN_ENDED, status=status.value, reason=reason)
                 self._prepared.folder.write_summary(summary)
                 self._draw()
         return summary
 
     async def _run_parts(self) -> None:
         prepared, config = self._prepared, self._prepared.config
-        self._reporter.phase("start engine and trainer", total=1)
+        self._phase("start engine and trainer", total=1)
         engine, trainer = self._makers.engine(prepared), self._makers.trainer(prepared)
         async with started(engine, trainer, timeout_s=config.deadlines.start_s):
             runner = GroupRunner(
@@ -214,9 +226,9 @@ class TrainingRun:
         prepared, folder = self._prepared, self._prepared.folder
         ledger, payload = Ledger(folder.ledger_path), PayloadWriter(folder.payload_dir)
         parts = Parts(engine=engine, trainer=trainer, runner=runner, ledger=ledger, payload=payload)
-        outlets = Outlets(on_step=self._on_step, on_event=folder.append_event)
+        outlets = Outlets(on_step=self._on_step, on_event=folder.append_event, origin_s=self._origin_s)
         controller = Controller(prepared.config, tasks=prepared.taskset.train, parts=parts, outlets=outlets)
-        self._reporter.phase("train", total=prepared.config.num_steps)
+        self._phase("train", total=prepared.config.num_steps)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         with contextlib.closing(ledger), contextlib.closing(payload):
@@ -228,7 +240,7 @@ class TrainingRun:
     async def _evaluate(self, name: str, runner: GroupRunner, engine: Engine) -> None:
         config = self._prepared.config
         tasks = self._prepared.taskset.held_out[: config.evaluation.num_tasks]
-        self._reporter.phase(f"evaluate {name}", total=len(tasks))
+        self._phase(f"evaluate {name}", total=len(tasks))
         async with within(config.deadlines.evaluate_s, f"the evaluation {name!r}"):
             report = await evaluate(
                 tasks,
@@ -241,7 +253,16 @@ class TrainingRun:
         self._reports[name] = report
         file = self._prepared.folder.evaluations_dir / f"{name}.json"
         write_atomic(file, msgspec.json.format(msgspec.json.encode(report)))
+        self._tell(EventKind.EVALUATED, name=name, mean=report.estimate.mean, version=report.version)
         self._reporter.note(describe(report))
+
+    def _phase(self, name: str, *, total: int) -> None:
+        self._tell(EventKind.PHASE_STARTED, phase=name, total=total)
+        self._reporter.phase(name, total=total)
+
+    def _tell(self, kind: EventKind, **fields: str | int | float) -> None:
+        time_s = asyncio.get_running_loop().time() - self._origin_s
+        self._prepared.folder.append_event(Event(kind=kind, time_s=time_s, fields=fields))
 
     def _on_step(self, step: int, record: dict[str, float]) -> None:
         self._num_steps = step

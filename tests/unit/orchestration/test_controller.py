@@ -72,7 +72,9 @@ def _run(tmp_path, config, *, engine=None, trainer=None, taskset=None, grader=No
         )
         ledger, payload = Ledger(tmp_path / "ledger.sqlite"), PayloadWriter(tmp_path)
         parts = Parts(engine=fake_engine, trainer=fake_trainer, runner=runner, ledger=ledger, payload=payload)
-        outlets = Outlets(on_step=lambda _, record: outcome.records.append(record), on_event=outcome.events.append)
+        outlets = Outlets(
+            on_step=lambda _, record: outcome.records.append(record), on_event=outcome.events.append, origin_s=0.0
+        )
         await fake_engine.start()
         with contextlib.closing(ledger), contextlib.closing(payload):
             try:
