@@ -146,7 +146,7 @@ class PolicyModel:
             if source.is_file() and not source.name.endswith(_WEIGHT_SUFFIXES):
                 shutil.copyfile(source, partial / source.name)
         tensors = {
-            name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            name: tensor.to("cpu", memory_format=torch.contiguous_format)
             for name, tensor in self.tensors(self.stored_dtypes.__getitem__)
         }
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
