@@ -135,6 +135,11 @@ def process(model, tmp_path):
     )
 
 
+def _trainer_processes():
+    """Those among this process's children; other tests may have left helpers of the interpreter's."""
+    return [child for child in psutil.Process().children() if "trainer_process" in " ".join(child.cmdline())]
+
+
 def test_an_error_crosses_the_process_as_itself(process):
     batch = _batch()
     bad = batch.rows[0][Column.BEHAVIOUR_LOGPROBS].copy()
@@ -163,7 +168,7 @@ def test_a_folder_that_exists_is_not_written_over(process, tmp_path):
 
 def test_a_death_is_named_in_a_verb_and_when_idle(process):
     async def scenario(trainer):
-        (child,) = psutil.Process().children()
+        (child,) = _trainer_processes()
         child.send_signal(signal.SIGKILL)
         with pytest.raises(ActorDiedError, match=rf"the trainer process {child.pid} ended with signal 9"):
             await trainer.optim_step()
@@ -175,7 +180,7 @@ def test_a_death_is_named_in_a_verb_and_when_idle(process):
 
 def test_nothing_is_left_after_close(process, tmp_path):
     async def scenario(_):
-        return psutil.Process().children()
+        return _trainer_processes()
 
     children = _run(lambda: process, scenario)
 
