@@ -39,7 +39,7 @@ check: $(VENV)/.ready-dev
 	$(PYTEST) -q tests/test_architecture.py tests/test_public_names.py
 
 bench: $(VENV)/.ready
-	@set -e; for script in benchmarks/*.py; do echo "$$script"; $(VENV)/bin/python "$$script"; done
+	@set -e; for script in $(filter-out benchmarks/report.py,$(wildcard benchmarks/*.py)); do echo "$$script"; $(VENV)/bin/python "$$script"; done
 
 docs: $(VENV)/.ready-dev
 	$(VENV)/bin/python docs/generate.py
