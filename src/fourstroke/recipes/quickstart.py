@@ -15,13 +15,13 @@ def quickstart() -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "quickstart",
-            "num_steps": 30,
+            "num_steps": 32,
             "model": {"name": "smollm2-135m-instruct"},
             "tasks": {"use": "fourstroke.environments.arithmetic:arithmetic", "arguments": {}},
             "grader": {"use": "fourstroke.rewards.verifiers:numeric", "arguments": {}},
             "rollout": {"groups_per_step": 16, "group_size": 8, "max_tokens": 24, "temperature": 1.0},
             "algorithm": {"name": "grpo"},
-            "trainer": {"learning_rate": 2.5e-5, "schedule": "linear", "microbatch_tokens": 512},
+            "trainer": {"learning_rate": 2e-5, "microbatch_tokens": 512},
             "engine": {"max_model_len": 128, "max_num_seqs": 128, "kv_cache_gib": 0.25},
             "evaluation": {"samples_per_task": 4, "pass_at": (1, 4)},
         }
