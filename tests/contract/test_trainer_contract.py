@@ -1,6 +1,7 @@
 """One suite for the ``Trainer`` protocol, on the fake and on the real trainer in its own process."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -137,7 +138,12 @@ def process(model, tmp_path):
 
 def _trainer_processes():
     """Those among this process's children; other tests may have left helpers of the interpreter's."""
-    return [child for child in psutil.Process().children() if "trainer_process" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+            if "trainer_process" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def test_an_error_crosses_the_process_as_itself(process):

@@ -1,5 +1,6 @@
 """Real runs of a tiny model through real vLLM and the real command: how they end, and what they leave behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -99,12 +100,13 @@ def _all_gone(processes):
 
 def _named(process, pattern):
     """The run's process whose command line or title matches."""
+    seen = []
     for child in process.children(recursive=True):
-        if re.search(pattern, " ".join(child.cmdline())):
-            return child
-    return pytest.fail(
-        f"no process {pattern} among {[' '.join(c.cmdline()) for c in process.children(recursive=True)]}"
-    )
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+            seen.append(" ".join(child.cmdline()))
+            if re.search(pattern, seen[-1]):
+                return child
+    return pytest.fail(f"no process {pattern} among {seen}")
 
 
 def _shared_files():
