@@ -18,6 +18,7 @@ def arithmetic(
     operations: Sequence[str] = ("add", "subtract"),
     max_left: int = 25,
     max_right: int = 9,
+    system: str | None = None,
     held_out_fraction: float = 0.5,
     seed: int = 0,
 ) -> SingleTurnTaskset:
@@ -30,6 +31,7 @@ def arithmetic(
         operations: Any of "add", "subtract", "multiply".
         max_left: Largest left number (one more in differences).
         max_right: Largest right number.
+        system: Text of a system message before each problem, or None to leave that to the model's chat template.
         held_out_fraction: Share of problems that are held out, about.
         seed: Changes the order of the tasks, never which of them are held out.
 
@@ -50,7 +52,8 @@ def arithmetic(
     problems = (
         problem for name in dict.fromkeys(operations) for problem in _problems(name, left=max_left, right=max_right)
     )
-    tasks = [task_of((Message(role="user", content=text),), answer=str(answer)) for text, answer in problems]
+    opening = () if system is None else (Message(role="system", content=system),)
+    tasks = [task_of((*opening, Message(role="user", content=text)), answer=str(answer)) for text, answer in problems]
     return SingleTurnTaskset(_shuffled(tasks, seed=seed), held_out_fraction=held_out_fraction)
 
 

@@ -17,7 +17,11 @@ def quickstart() -> RunConfig:
             "name": "quickstart",
             "num_steps": 32,
             "model": {"name": "smollm2-135m-instruct"},
-            "tasks": {"use": "fourstroke.environments.arithmetic:arithmetic", "arguments": {}},
+            "tasks": {
+                "use": "fourstroke.environments.arithmetic:arithmetic",
+                # In place of the template's own system message, which is longer than problem and reply together.
+                "arguments": {"system": "Answer briefly."},
+            },
             "grader": {"use": "fourstroke.rewards.verifiers:numeric", "arguments": {}},
             "rollout": {"groups_per_step": 16, "group_size": 8, "max_tokens": 24, "temperature": 1.0},
             "algorithm": {"name": "grpo"},

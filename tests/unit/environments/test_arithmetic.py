@@ -66,3 +66,12 @@ def test_bad_arguments_are_refused_in_one_sentence(arguments: dict[str, Any], te
 
     assert text in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_system_message_stands_before_each_problem() -> None:
+    taskset = arithmetic(system="Answer briefly.")
+    for task in (*taskset.train, *taskset.held_out):
+        assert [message.role for message in task.prompt] == ["system", "user"]
+        assert task.prompt[0].content == "Answer briefly."
+    assert len(taskset.held_out) >= 200
+    assert not {task.id for task in taskset.train} & {task.id for task in taskset.held_out}
