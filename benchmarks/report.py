@@ -47,5 +47,7 @@ def commit() -> str:
 def report(claim: str, figures: dict[str, Any], *, into: str) -> None:
     """Print the last line, and keep it in ``benchmarks/results/<into>.json``."""
     line = {"claim": claim, "figures": figures, "machine": machine(), "commit": commit()}
-    (ROOT / "benchmarks" / "results" / f"{into}.json").write_text(json.dumps(line, indent=2) + "\n")
+    results = ROOT / "benchmarks" / "results"
+    results.mkdir(exist_ok=True)
+    (results / f"{into}.json").write_text(json.dumps(line, indent=2) + "\n")
     print(json.dumps(line))
