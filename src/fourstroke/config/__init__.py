@@ -10,6 +10,7 @@ from fourstroke.config.process import ProcessSettings, process_settings
 from fourstroke.config.references import Reference, resolve_reference
 from fourstroke.config.schema import (
     AlgorithmConfig,
+    CheckpointConfig,
     DeadlinesConfig,
     EngineConfig,
     EvaluationConfig,
@@ -17,6 +18,7 @@ from fourstroke.config.schema import (
     ModelConfig,
     RolloutConfig,
     RunConfig,
+    SupervisionConfig,
     TaskConfig,
     TrainerConfig,
 )
@@ -25,6 +27,7 @@ __all__ = [
     "BUNDLES",
     "AlgorithmConfig",
     "Bundle",
+    "CheckpointConfig",
     "DeadlinesConfig",
     "EngineConfig",
     "EvaluationConfig",
@@ -34,6 +37,7 @@ __all__ = [
     "Reference",
     "RolloutConfig",
     "RunConfig",
+    "SupervisionConfig",
     "TaskConfig",
     "TrainerConfig",
     "dump_config",

@@ -9,6 +9,7 @@ from fourstroke.config.schema import RunConfig
 
 def cross_checks(config: RunConfig) -> Iterator[str]:
     """One sentence for each combination that cannot run."""
+    yield from _order_checks(config)
     rollout, engine, trainer, algorithm = config.rollout, config.engine, config.trainer, config.algorithm
     if rollout.max_tokens >= engine.max_model_len:
         yield (
@@ -45,3 +46,24 @@ def cross_checks(config: RunConfig) -> Iterator[str]:
         )
     if any(k < 1 for k in config.evaluation.pass_at):
         yield f"evaluation.pass_at = {list(config.evaluation.pass_at)} holds a k below 1; drop it"
+
+
+def _order_checks(config: RunConfig) -> Iterator[str]:
+    """Staleness, window and deterministic mode."""
+    rollout, engine = config.rollout, config.engine
+    most_window = rollout.staleness * rollout.groups_per_step + 1
+    if rollout.window > most_window:
+        yield (
+            f"rollout.window = {rollout.window} leaves fewer slots than a step has groups; lower it to {most_window}, "
+            "which is rollout.staleness * rollout.groups_per_step + 1, or raise rollout.staleness"
+        )
+    if config.deterministic and rollout.staleness > 0:
+        yield (
+            f"rollout.staleness = {rollout.staleness} cannot repeat bit for bit, since rollout and training then race; "
+            "set it to 0 or deterministic to false"
+        )
+    if config.deterministic and engine.count > 1:
+        yield (
+            f"engine.count = {engine.count} cannot repeat bit for bit, since requests are spread by load; set it to 1 "
+            "or deterministic to false"
+        )

@@ -50,6 +50,9 @@ class GraderConfig(Section):
 
     use: Reference = Field("fourstroke.rewards.verifiers:numeric", description="module:function that returns a Grader.")
     arguments: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of `use`.")
+    num_processes: int = Field(
+        1, ge=1, le=64, description="Grader processes; one past its deadline is killed."
+    )
 
 
 class RolloutConfig(Section):
@@ -59,6 +62,12 @@ class RolloutConfig(Section):
     group_size: int = Field(8, ge=1, description="Episodes of a group, G.")
     max_tokens: int = Field(256, ge=1, description="Longest reply, in tokens; a longer one is cut.")
     temperature: float = Field(1.0, ge=0.01, le=2, description="Sampling temperature; the trainer divides by it too.")
+    staleness: int = Field(
+        0, ge=0, le=64, description="Versions that a group may lag behind the weights that train it, S; 0: synchronous."
+    )
+    window: int = Field(
+        1, ge=1, description="Groups, W, of which a finished one may overtake unfinished older ones; 1: strict order."
+    )
     min_scored: int = Field(2, ge=1, description="A group with fewer scored members is dropped, and counted.")
     max_retries: int = Field(1, ge=0, le=10, description="Times that a group below `min_scored` is rolled again.")
     max_drops_in_a_row: int = Field(32, ge=1, description="Stop the run when so many draws in a row were dropped.")
@@ -124,6 +133,12 @@ class EngineConfig(Section):
     kv_cache_gib: float = Field(1.0, gt=0, description="Memory for the key-value cache on CPU, in GiB.")
     gpu_memory_fraction: float = Field(0.5, gt=0, lt=1, description="Share of a GPU's memory that the engine takes.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads; null takes all cores.")
+    count: int = Field(1, ge=1, description="Engines, each with the whole model.")
+    landing: Literal["keep", "keep_kv", "drain", "abort"] = Field(
+        "keep",
+        description="What new weights do to running requests: recompute their cache; keep the old cache; let them "
+        "finish first; cut them and go on from the tokens that they have.",
+    )
     is_eager: bool = Field(True, description="Run without compilation: starts in 15 s rather than a minute.")
 
 
@@ -135,6 +150,20 @@ class EvaluationConfig(Section):
     num_tasks: int | None = Field(None, ge=2, description="Held-out tasks to use, in the split's order; null: all.")
     samples_per_task: int = Field(4, ge=1, description="Episodes for each task, n.")
     pass_at: tuple[int, ...] = Field((1,), description="Values of k for the unbiased pass@k; none above n.")
+
+
+class CheckpointConfig(Section):
+    """Checkpoints that a run resumes from exactly; the last step always has one."""
+
+    every_steps: int = Field(10, ge=1, description="Steps between two checkpoints.")
+    keep: int = Field(2, ge=1, description="Newest checkpoints that are kept.")
+
+
+class SupervisionConfig(Section):
+    """What a run survives without a person."""
+
+    max_replacements: int = Field(3, ge=0, description="Dead engines, trainers and workers replaced before it stops.")
+    max_attempts: int = Field(3, ge=1, description="Tries of a group that was lost or late (not: badly scored).")
 
 
 class DeadlinesConfig(Section):
@@ -162,6 +191,9 @@ class RunConfig(Section):
     runs_dir: str = Field("runs", description="Folder that holds run folders.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of the order of tasks and of all sampling.")
     num_steps: int = Field(100, ge=1, description="Training steps.")
+    deterministic: bool = Field(
+        False, description="Equal bit for bit on one type of machine, through kills and resumes; staleness must be 0."
+    )
     model: ModelConfig = ModelConfig()
     tasks: TaskConfig = TaskConfig()
     grader: GraderConfig = GraderConfig()
@@ -170,4 +202,6 @@ class RunConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     engine: EngineConfig = EngineConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()

@@ -2,7 +2,7 @@
 
 from fourstroke.store.files import write_atomic, writing
 from fourstroke.store.ledger import Audit, Ledger
-from fourstroke.store.payload import PayloadReference, PayloadWriter, read_payload
+from fourstroke.store.payload import PayloadWriter, read_payload
 from fourstroke.store.readers import read_events, read_metrics, read_summary
 from fourstroke.store.run_folder import RunFolder, RunIdentity
 from fourstroke.store.summary import RunStatus, Summary
@@ -10,7 +10,6 @@ from fourstroke.store.summary import RunStatus, Summary
 __all__ = [
     "Audit",
     "Ledger",
-    "PayloadReference",
     "PayloadWriter",
     "RunFolder",
     "RunIdentity",

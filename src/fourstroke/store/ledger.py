@@ -24,8 +24,7 @@ import msgspec
 
 from fourstroke.errors import RunFolderError
 from fourstroke.store.files import full_disk
-from fourstroke.store.payload import PayloadReference
-from fourstroke.types import Draw
+from fourstroke.types import Draw, PayloadReference
 
 LEDGER_SCHEMA = 1
 

@@ -12,37 +12,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import xxhash
 
 from fourstroke.errors import RunFolderError
 from fourstroke.store.files import write_all, writing
-from fourstroke.types import decode, encode
+from fourstroke.types import PayloadReference, decode, encode
 from fourstroke.types.nouns import Noun
 
 SEGMENT_BYTES = 64 * 2**20
 
 NounT = TypeVar("NounT", bound=Noun)
-
-
-class PayloadReference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a noun lies and what its bytes must be.
-
-    Attributes:
-        segment: Number of the segment.
-        offset: First byte.
-        length: Number of bytes.
-        digest: xxh3_64 of the bytes, 16 hexadecimal digits.
-
-    Example:
-        >>> PayloadReference(segment=0, offset=0, length=120, digest="0123456789abcdef").length
-        120
-    """
-
-    segment: int
-    offset: int
-    length: int
-    digest: str
 
 
 def segment_path(folder: Path, segment: int) -> Path:

@@ -92,6 +92,32 @@ class Draw(Noun, frozen=True, kw_only=True):
         return f"e{self.epoch:04d}-i{self.index:06d}"
 
 
+class Assignment(Noun, frozen=True, kw_only=True):
+    """A draw that a rollout worker is to turn into a graded group.
+
+    ``admitted_version`` is the newest routable weight version when the draw took its slot. ``incarnation`` and
+    ``attempt`` (from 0 in each incarnation) name this try, so that a late result can be told from the one awaited.
+
+    Example:
+        >>> task = Task(id="9f2c", prompt=(Message(role="user", content="What is 3 + 4?"),), answer="7")
+        >>> Assignment(draw=Draw(epoch=0, index=12, task_id="9f2c", seed=7), task=task, num_samples=8,
+        ...            admitted_version=3, incarnation=0, attempt=1).name
+        'e0000-i000012, attempt 1'
+    """
+
+    draw: Draw
+    task: Task
+    num_samples: int
+    admitted_version: int
+    incarnation: int
+    attempt: int
+
+    @property
+    def name(self) -> str:
+        """For logs, waits and errors."""
+        return f"{self.draw.key}, attempt {self.attempt}"
+
+
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +370,161 @@ class Group(Noun, frozen=True, kw_only=True):
     def scores_G(self) -> np.ndarray:
         """float64 [G]: scores of the scored members only, in member order."""
         return np.array([m.verdict.score for m in self.members if isinstance(m.verdict, Scored)], dtype=np.float64)
+
+
+# --- records: what the controller keeps of groups, while the payload lies in the store -------------------------------
+
+
+class PayloadReference(Noun, frozen=True, kw_only=True):
+    """Where a noun lies in the run's payload, and what its bytes must be.
+
+    Attributes:
+        segment: Number of the segment.
+        offset: First byte.
+        length: Number of bytes.
+        digest: xxh3_64 of the bytes, 16 hexadecimal digits.
+
+    Example:
+        >>> PayloadReference(segment=0, offset=0, length=120, digest="0123456789abcdef").length
+        120
+    """
+
+    segment: int
+    offset: int
+    length: int
+    digest: str
+
+
+class RowShape(Noun, frozen=True, kw_only=True):
+    """Lengths of one training row of an episode: all that planning needs.
+
+    Example:
+        >>> RowShape(num_tokens=38, num_loss_tokens=12).num_tokens
+        38
+    """
+
+    num_tokens: int
+    num_loss_tokens: int
+
+
+class EpisodeRecord(Noun, frozen=True, kw_only=True):
+    """What the controller keeps of a graded episode.
+
+    Attributes:
+        member: Position in the group.
+        stop: Why it ended.
+        verdict: The grader's.
+        num_sampled_tokens: Tokens that the policy sampled.
+        versions: Sampled tokens by weight version, in the order of sampling.
+        rows: Its training rows; none where nothing was sampled.
+        failure: What its environment failed of; empty unless ``stop`` is ``FAILED``.
+
+    Example:
+        >>> verdict = Unscored(reason="timeout", detail="5 s", grader="exact@1c9d", cost_s=5.0)
+        >>> EpisodeRecord(member=0, stop=StopReason.FINISHED, verdict=verdict, num_sampled_tokens=12,
+        ...               versions=(VersionRun(version=3, num_tokens=12),),
+        ...               rows=(RowShape(num_tokens=38, num_loss_tokens=12),), failure="").is_scored
+        False
+    """
+
+    member: int
+    stop: StopReason
+    verdict: Verdict
+    num_sampled_tokens: int
+    versions: tuple[VersionRun, ...]
+    rows: tuple[RowShape, ...]
+    failure: str
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether there is a score to train on."""
+        return isinstance(self.verdict, Scored)
+
+
+class GroupRecord(Noun, frozen=True, kw_only=True):
+    """What the controller keeps of a graded group; the group itself lies at ``reference``.
+
+    Example:
+        >>> record.scores_G  # doctest: +SKIP
+        array([1., 0., 0.])
+    """
+
+    draw: Draw
+    admitted_version: int
+    incarnation: int
+    attempt: int
+    episodes: tuple[EpisodeRecord, ...]
+    reference: PayloadReference
+
+    @property
+    def id(self) -> str:
+        """The draw's key."""
+        return self.draw.key
+
+    @property
+    def scored(self) -> tuple[EpisodeRecord, ...]:
+        """The members that have a score."""
+        return tuple(episode for episode in self.episodes if episode.is_scored)
+
+    @property
+    def scores_G(self) -> np.ndarray:
+        """float64 [G]: scores of the scored members only, in member order."""
+        verdicts = [episode.verdict for episode in self.episodes]
+        return np.array([verdict.score for verdict in verdicts if isinstance(verdict, Scored)], dtype=np.float64)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that the policy sampled, over all members."""
+        return sum(episode.num_sampled_tokens for episode in self.episodes)
+
+
+class RowRecord(Noun, frozen=True, kw_only=True):
+    """One row of an optimiser batch: which row of which stored episode, and the two numbers that make it train.
+
+    ``advantage`` and ``weight`` hold for each loss token of the row (see ``Column.WEIGHT``).
+
+    Example:
+        >>> RowRecord(group="e0000-i000012", member=3, row=0, num_tokens=38, num_loss_tokens=12, advantage=0.5,
+        ...           weight=0.01).id
+        'e0000-i000012.3/0'
+    """
+
+    group: str
+    member: int
+    row: int
+    num_tokens: int
+    num_loss_tokens: int
+    advantage: float
+    weight: float
+
+    @property
+    def id(self) -> str:
+        """Id of the row, that of the trajectory which it becomes in the rank."""
+        return f"{self.group}.{self.member}/{self.row}"
+
+
+class BatchRecord(Noun, frozen=True, kw_only=True):
+    """An optimiser batch as the controller sends it; ranks read the groups out of the store.
+
+    Attributes:
+        step: Number of the training step.
+        references: Where each group of the batch lies, by its id.
+        rows: All rows, those without gradient too.
+        num_sequences: Rows of the whole update.
+        num_loss_tokens: Loss tokens of the whole update.
+        needs_proximal: Whether ``prepare`` must compute the proximal log-probabilities.
+
+    Example:
+        >>> BatchRecord(step=1, references={}, rows=(), num_sequences=0, num_loss_tokens=0, needs_proximal=False).step
+        1
+    """
+
+    step: int
+    references: dict[str, PayloadReference]
+    rows: tuple[RowRecord, ...]
+    num_sequences: int
+    num_loss_tokens: int
+    needs_proximal: bool
 
 
 # --- training -------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourstroke.errors import RunFolderError
-from fourstroke.store import Audit, Ledger, PayloadReference, read_payload
-from fourstroke.types import Draw, Message
+from fourstroke.store import Audit, Ledger, read_payload
+from fourstroke.types import Draw, Message, PayloadReference
 
 REFERENCE = PayloadReference(segment=1, offset=2, length=3, digest="f" * 16)
 
@@ -165,7 +165,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 from fourstroke.store import Ledger, PayloadWriter
-from fourstroke.types import Draw, Message
+from fourstroke.types import PayloadReference, Draw, Message
 
 folder = Path(sys.argv[1])
 ledger, payload = Ledger(folder / "ledger.sqlite"), PayloadWriter(folder, segment_bytes=10_000)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fourstroke.errors import CodecError, RunFolderError
-from fourstroke.store import PayloadReference, PayloadWriter, read_payload
-from fourstroke.types import Column, Message, Trajectory
+from fourstroke.store import PayloadWriter, read_payload
+from fourstroke.types import Column, Message, PayloadReference, Trajectory
 
 
 def _row(seed: int, *, num_tokens: int = 50) -> Trajectory:
