@@ -50,9 +50,7 @@ class GraderConfig(Section):
 
     use: Reference = Field("fourstroke.rewards.verifiers:numeric", description="module:function that returns a Grader.")
     arguments: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of `use`.")
-    num_processes: int = Field(
-        1, ge=1, le=64, description="Grader processes; one past its deadline is killed."
-    )
+    num_processes: int = Field(1, ge=1, le=64, description="Grader processes; one past its deadline is killed.")
 
 
 class RolloutConfig(Section):
