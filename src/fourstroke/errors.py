@@ -52,7 +52,13 @@ class EngineDiedError(FourstrokeError, RuntimeError):
 
 
 class ActorDiedError(FourstrokeError, RuntimeError):
-    """A process that we placed (the trainer, say) is gone, or raised."""
+    """A process that we placed (the trainer, say) is gone."""
+
+    exit_code = 5
+
+
+class ActorFailedError(FourstrokeError, RuntimeError):
+    """A process that we placed lives and raised an error that is not of this tree; trying again would not mend it."""
 
     exit_code = 5
 

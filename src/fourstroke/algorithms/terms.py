@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
 from fourstroke.config import AlgorithmConfig
 from fourstroke.errors import ConfigError
-from fourstroke.types import Column, Trajectory
+from fourstroke.types import RowRecord
 
 
 class LossMetric(StrEnum):
@@ -61,27 +59,24 @@ def terms_of(config: AlgorithmConfig) -> tuple[Term, ...]:
     return BUNDLE_TERMS[config.name]
 
 
-def needs_gradient(rows: Sequence[Trajectory], *, config: AlgorithmConfig) -> tuple[int, ...]:
+def needs_gradient(rows: Sequence[RowRecord], *, config: AlgorithmConfig) -> tuple[int, ...]:
     """Positions of the rows that a backward pass can change anything for; the others may be skipped.
 
-    A row without a loss token gives no gradient. One whose loss tokens all have the advantage 0 gives none if every
-    term of the bundle scales with the advantage. Skipped rows still count in the denominators of the step.
+    A row without a loss token gives no gradient. One with the advantage 0 gives none if every term of the bundle scales
+    with the advantage. Skipped rows still count in the denominators of the step.
 
     Args:
-        rows: Rows with ``Column.LOSS_MASK`` and ``Column.ADVANTAGES``.
+        rows: Rows of one update.
         config: Read for the bundle.
 
     Example:
-        >>> row = Trajectory(id="r0", group="g", episode="e", columns={
-        ...     Column.IDS: np.array([1, 2]), Column.LOSS_MASK: np.array([False, True]),
-        ...     Column.ADVANTAGES: np.array([0.0, 0.0])})
+        >>> row = RowRecord(group="g", member=0, row=0, num_tokens=2, num_loss_tokens=1, advantage=0.0, weight=1.0)
         >>> needs_gradient([row], config=AlgorithmConfig.model_validate({"name": "grpo"}))
         ()
     """
     is_scaled = all(term.scales_with_advantage for term in terms_of(config))
-    positions = []
-    for position, row in enumerate(rows):
-        advantages_N = row[Column.ADVANTAGES][row[Column.LOSS_MASK]]
-        if len(advantages_N) and not (is_scaled and np.all(advantages_N == 0)):
-            positions.append(position)
-    return tuple(positions)
+    return tuple(
+        position
+        for position, row in enumerate(rows)
+        if row.num_loss_tokens and not (is_scaled and row.advantage == 0.0)
+    )

@@ -68,6 +68,7 @@ class RolloutConfig(Section):
     )
     min_scored: int = Field(2, ge=1, description="A group with fewer scored members is dropped, and counted.")
     max_retries: int = Field(1, ge=0, le=10, description="Times that a group below `min_scored` is rolled again.")
+    num_workers: int = Field(1, ge=1, le=1024, description="Processes that run environments and graders.")
     max_drops_in_a_row: int = Field(32, ge=1, description="Stop the run when so many draws in a row were dropped.")
 
 
@@ -174,7 +175,8 @@ class DeadlinesConfig(Section):
     evaluate_s: float = Field(3600.0, gt=0, description="A whole evaluation.")
     save_s: float = Field(600.0, gt=0, description="A checkpoint to be written.")
     publish_s: float = Field(300.0, gt=0, description="A publication to land on the engine.")
-    health_s: float = Field(1.0, gt=0, description="Between two looks at whether the engine and trainer live.")
+    health_s: float = Field(1.0, gt=0, description="Between two looks at whether engines, workers and trainer live.")
+    answer_s: float = Field(60.0, gt=0, description="A part to answer whether it lives; one that does not is replaced.")
 
 
 class RunConfig(Section):

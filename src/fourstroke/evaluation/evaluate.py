@@ -8,26 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from fourstroke.config import RunConfig
-from fourstroke.errors import DataError
+from fourstroke.errors import DataError, DoesNotFitError
 from fourstroke.evaluation.lengths import length_stats
 from fourstroke.evaluation.statistics import clustered_estimate, pass_at_k
-from fourstroke.types import Draw, Estimate, Group, StopReason, Tamper, Task, Unscored
+from fourstroke.types import (
+    Assignment,
+    Draw,
+    Estimate,
+    GroupRecord,
+    RefusedGroup,
+    StopReason,
+    Tamper,
+    Task,
+    Unscored,
+)
 
 EVALUATION_EPOCH = -1
 
 
-class Runner(Protocol):
+class Rollouts(Protocol):
     """What an evaluation asks of the rollout room."""
 
-    async def run(self, draw: Draw, task: Task, *, num_samples: int, admitted_version: int) -> Group:
-        """Sample and grade ``num_samples`` episodes of a task."""
+    async def run(
+        self, assignments: Sequence[Assignment], *, is_together: bool
+    ) -> tuple[GroupRecord | RefusedGroup, ...]:
+        """Sample, grade and store groups; together: as one batch that repeats bit for bit."""
         ...
 
 
@@ -70,7 +82,7 @@ async def evaluate(
     tasks: Sequence[Task],
     *,
     name: str,
-    runner: Runner,
+    rollouts: Rollouts,
     config: RunConfig,
     version: int,
     on_task: Callable[[int, int], None] = lambda _done, _total: None,
@@ -80,41 +92,70 @@ async def evaluate(
     Args:
         tasks: Distinct tasks, held out from training.
         name: Name of the evaluation, for the report.
-        runner: Samples and grades; it sets the deadlines.
+        rollouts: Samples and grades.
         config: Gives the seed, the number of samples and the values of k.
         version: Number of the weights that the engine holds.
         on_task: Called with (tasks done, tasks in all) after each task.
 
     Raises:
         DataError: Fewer than two tasks have a score, so that there is no interval.
-        FourstrokeError: Whatever the runner raised first; the other tasks are cancelled before it passes on.
+        DoesNotFitError: A task's prompt and a full reply exceed the context.
+        FourstrokeError: Whatever the rollouts raised first; the other tasks are cancelled before it passes on.
 
     Example:
-        >>> report = await evaluate(taskset.held_out, name="before", runner=runner, config=config,
+        >>> report = await evaluate(taskset.held_out, name="before", rollouts=rollouts, config=config,
         ...                         version=0)  # doctest: +SKIP
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
     chosen = tasks[: config.evaluation.num_tasks]
     num_done = 0
+    assignments = [_assignment(index, task, config=config, version=version) for index, task in enumerate(chosen)]
+    # Deterministic batches are as large as the engine's, so that tasks are counted off while it goes on.
+    size = max(1, config.engine.max_num_seqs // config.evaluation.samples_per_task) if config.deterministic else 1
+    batches = [assignments[start : start + size] for start in range(0, len(assignments), size)]
 
-    async def one(index: int, task: Task) -> Group:
+    async def one(batch: Sequence[Assignment]) -> list[GroupRecord]:
         nonlocal num_done
-        draw = Draw(epoch=EVALUATION_EPOCH, index=index, task_id=task.id, seed=_seed(config.seed, task))
-        num_samples = config.evaluation.samples_per_task
-        group = await runner.run(draw, task, num_samples=num_samples, admitted_version=version)
-        num_done += 1
+        groups = [_group(outcome) for outcome in await rollouts.run(batch, is_together=config.deterministic)]
+        num_done += len(batch)
         on_task(num_done, len(chosen))
-        return group
+        return groups
 
-    running = [asyncio.ensure_future(one(index, task)) for index, task in enumerate(chosen)]
+    if config.deterministic:
+        groups = [group for batch in batches for group in await one(batch)]
+    else:
+        groups = [group for done in await _gather([one(batch) for batch in batches]) for group in done]
+    return _report(groups, name=name, config=config, version=version, seconds=loop.time() - started)
+
+
+async def _gather(work: Sequence[Coroutine[Any, Any, list[GroupRecord]]]) -> list[list[GroupRecord]]:
+    """All results in order; the first error ends the others."""
+    running = [asyncio.ensure_future(one) for one in work]
     try:
-        groups = await asyncio.gather(*running)
+        return await asyncio.gather(*running)
     finally:
         for future in running:
             future.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    return _report(groups, name=name, config=config, version=version, seconds=loop.time() - started)
+
+
+def _assignment(index: int, task: Task, *, config: RunConfig, version: int) -> Assignment:
+    draw = Draw(epoch=EVALUATION_EPOCH, index=index, task_id=task.id, seed=_seed(config.seed, task))
+    return Assignment(
+        draw=draw,
+        task=task,
+        num_samples=config.evaluation.samples_per_task,
+        admitted_version=version,
+        incarnation=version,
+        attempt=0,
+    )
+
+
+def _group(outcome: GroupRecord | RefusedGroup) -> GroupRecord:
+    if isinstance(outcome, RefusedGroup):
+        raise DoesNotFitError(outcome.detail) if outcome.reason == "does_not_fit" else DataError(outcome.detail)
+    return outcome
 
 
 def _seed(run_seed: int, task: Task) -> int:
@@ -122,10 +163,12 @@ def _seed(run_seed: int, task: Task) -> int:
     return int.from_bytes(hashlib.sha256(f"evaluation/{run_seed}/{task.id}".encode()).digest()[:4], "big") >> 1
 
 
-def _report(groups: Sequence[Group], *, name: str, config: RunConfig, version: int, seconds: float) -> EvaluationReport:
+def _report(
+    groups: Sequence[GroupRecord], *, name: str, config: RunConfig, version: int, seconds: float
+) -> EvaluationReport:
     scored = [group.scores_G for group in groups if group.scored]
-    members = [member for group in groups for member in group.members]
-    sampled = [member.episode for member in members if member.episode.stop is not StopReason.FAILED]
+    members = [episode for group in groups for episode in group.episodes]
+    sampled = [episode for episode in members if episode.stop is not StopReason.FAILED]
     if len(scored) < 2:
         raise DataError(
             f"evaluation {name!r}: {len(scored)} of {len(groups)} tasks have a scored episode, and an interval needs "
@@ -153,7 +196,7 @@ def _pass_at(scores_by_task: Sequence[np.ndarray], ks: Sequence[int]) -> dict[in
     return {k: sum(values) / len(values) for k, values in by_k.items() if values}
 
 
-def _first_failure(groups: Sequence[Group]) -> str:
-    verdicts = [member.verdict for group in groups for member in group.members]
+def _first_failure(groups: Sequence[GroupRecord]) -> str:
+    verdicts = [member.verdict for group in groups for member in group.episodes]
     first = next((verdict for verdict in verdicts if isinstance(verdict, Unscored)), None)
     return f"first failure: {first.reason}: {first.detail}" if first else "no episode failed; give it more tasks"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fourstroke.errors import DataError
-from fourstroke.types import Episode, StopReason
+from fourstroke.types import Episode, EpisodeRecord, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class LengthStats:
         return self.num_at_cap / self.num_episodes
 
 
-def length_stats(episodes: Sequence[Episode], *, max_tokens: int) -> LengthStats:
+def length_stats(episodes: Sequence[Episode | EpisodeRecord], *, max_tokens: int) -> LengthStats:
     """Count cut and full-length episodes.
 
     Args:

@@ -1,11 +1,12 @@
 """What a run shows of itself: metrics, events, memory, the terminal and the picture. Knows no run folder."""
 
-from fourstroke.observability.clock import unix_now, utc_now
+from fourstroke.observability.clock import monotonic_s, unix_now, utc_now
 from fourstroke.observability.events import Event, EventKind
 from fourstroke.observability.memory import MemorySampler, tree_pss_bytes
 from fourstroke.observability.metrics import METRICS, Metric, MetricBook, Reducer
 from fourstroke.observability.picture import draw_curves
 from fourstroke.observability.terminal import LiveReporter, PlainReporter, Reporter, duration, make_reporter, printable
+from fourstroke.observability.waits import Waits, WaitsReport, describe_waits
 
 __all__ = [
     "METRICS",
@@ -18,9 +19,13 @@ __all__ = [
     "PlainReporter",
     "Reducer",
     "Reporter",
+    "Waits",
+    "WaitsReport",
+    "describe_waits",
     "draw_curves",
     "duration",
     "make_reporter",
+    "monotonic_s",
     "printable",
     "tree_pss_bytes",
     "unix_now",

@@ -29,3 +29,13 @@ def unix_now() -> float:
         True
     """
     return time.time()
+
+
+def monotonic_s() -> float:
+    """Seconds of a clock that never goes back, from an unknown origin: for threads without an event loop.
+
+    Example:
+        >>> monotonic_s() <= monotonic_s()
+        True
+    """
+    return time.monotonic()

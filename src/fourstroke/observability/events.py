@@ -19,11 +19,16 @@ class EventKind(StrEnum):
     PHASE_STARTED = "phase_started"
     EVALUATED = "evaluated"
     TASK_REFUSED = "task_refused"
+    INCARNATION_OPENED = "incarnation_opened"
     GROUP_RETRIED = "group_retried"
+    GROUP_REUSED = "group_reused"
+    RESULT_LATE = "result_late"
     GROUP_DROPPED = "group_dropped"
     EPISODE_FAILED = "episode_failed"
     EPISODE_UNSCORED = "episode_unscored"
     WEIGHTS_LANDED = "weights_landed"
+    CHECKPOINT_WRITTEN = "checkpoint_written"
+    PART_REPLACED = "part_replaced"
     FAULT = "fault"
 
 

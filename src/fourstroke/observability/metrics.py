@@ -125,7 +125,13 @@ METRICS: dict[str, Metric] = {
         _plain("train/optim/learning_rate", "1", population="the step's last update", reducer=Reducer.LAST),
         _mean("train/staleness/lag_mean", "versions", population=_GROUPS),
         _plain("train/staleness/lag_max", "versions", population=_GROUPS, reducer=Reducer.MAX),
+        _mean(
+            "train/staleness/token_lag_mean",
+            "versions",
+            population="sampled tokens of the groups that the step trains on: the version trained minus their own",
+        ),
         _plain("time/step_s", "s", population=_STEP, reducer=Reducer.SUM, is_timing=True),
+        _plain("time/wait_s", "s", population=_STEP, reducer=Reducer.SUM, is_timing=True),
         _plain("time/rollout_s", "s", population=_STEP, reducer=Reducer.SUM, is_timing=True),
         _plain("time/train_s", "s", population=_STEP, reducer=Reducer.SUM, is_timing=True),
         _plain("time/publish_s", "s", population=_STEP, reducer=Reducer.SUM, is_timing=True),

@@ -1,27 +1,28 @@
-"""From a step's groups to its optimiser batches: advantages, and each token's share of the loss. NumPy, no I/O.
+"""From a step's group records to its optimiser batches: advantages, and each row's share of the loss. No I/O.
 
     groups -> rows -> advantages by group -> batches (one an update) -> weights with the batch's global denominators
 
-A batch's counts are those of all its rows, with gradient or not, so that skipping rows changes no denominator.
+Lengths and scores are all it reads; tokens stay in the store. A batch's counts are those of all its rows, with gradient
+or not, so that skipping rows changes no denominator.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import numpy as np
 
 from fourstroke.algorithms.advantages import group_advantages
 from fourstroke.algorithms.aggregation import token_weights
 from fourstroke.config import AlgorithmConfig
-from fourstroke.tokens import episode_rows
-from fourstroke.types import Batch, Column, Group, Trajectory
+from fourstroke.types import BatchRecord, GroupRecord, RowRecord
 
 
 def build_batches(
-    groups: Sequence[Group], *, step: int, algorithm: AlgorithmConfig, max_tokens: int
-) -> tuple[Batch, ...]:
+    groups: Sequence[GroupRecord], *, step: int, algorithm: AlgorithmConfig, max_tokens: int
+) -> tuple[BatchRecord, ...]:
     """The batches of a step, one for each optimiser update; groups are never divided.
 
     Args:
@@ -29,39 +30,47 @@ def build_batches(
         step: Number of the step, for logs.
         algorithm: Terms of the objective.
         max_tokens: Longest reply that the run allows, the normaliser of ``aggregation = "constant"``.
-
-    Raises:
-        DataError: An episode's log-probabilities are not finite.
     """
     num_updates = min(algorithm.updates_per_step, len(groups))
-    bounds = np.linspace(0, len(groups), num_updates + 1).astype(int)
-    return tuple(
-        _batch(groups[low:high], step=step, algorithm=algorithm, max_tokens=max_tokens)
-        for low, high in itertools.pairwise(bounds)
+    bounds = itertools.pairwise(np.linspace(0, len(groups), num_updates + 1).astype(int))
+    batches = (
+        _batch(groups[low:high], step=step, update=update, algorithm=algorithm, max_tokens=max_tokens)
+        for update, (low, high) in enumerate(bounds)
     )
+    # With a single update the proximal policy is the current one, which the trainer knows anyway.
+    return tuple(msgspec.structs.replace(batch, needs_proximal=num_updates > 1) for batch in batches)
 
 
-def group_rows(group: Group, *, algorithm: AlgorithmConfig) -> list[Trajectory]:
-    """Rows of a group's scored members, with their advantages; a member without a score is in no baseline and no row.
-
-    Raises:
-        DataError: An episode's log-probabilities are not finite.
-    """
+def _group_rows(group: GroupRecord, *, algorithm: AlgorithmConfig) -> Iterator[RowRecord]:
+    """Rows of the scored members; a member without a score is in no baseline and no row. Weights come later."""
     advantages_G = group_advantages(group.scores_G, kind=algorithm.advantage)
-    rows = []
-    for member, advantage in zip(group.scored, advantages_G, strict=True):
-        for row in episode_rows(member.episode):
-            values = np.where(row[Column.LOSS_MASK], advantage, 0.0).astype(np.float32)
-            rows.append(row.with_columns(advantages=values))
-    return rows
+    for episode, advantage in zip(group.scored, advantages_G, strict=True):
+        for number, shape in enumerate(episode.rows):
+            yield RowRecord(
+                group=group.id,
+                member=episode.member,
+                row=number,
+                num_tokens=shape.num_tokens,
+                num_loss_tokens=shape.num_loss_tokens,
+                advantage=float(advantage),
+                weight=0.0,
+            )
 
 
-def _batch(groups: Sequence[Group], *, step: int, algorithm: AlgorithmConfig, max_tokens: int) -> Batch:
-    rows = [row for group in groups for row in group_rows(group, algorithm=algorithm)]
+def _batch(
+    groups: Sequence[GroupRecord], *, step: int, update: int, algorithm: AlgorithmConfig, max_tokens: int
+) -> BatchRecord:
+    rows = [row for group in groups for row in _group_rows(group, algorithm=algorithm)]
     num_tokens_B = np.array([row.num_loss_tokens for row in rows], dtype=np.int64)
     weights_B = token_weights(num_tokens_B, kind=algorithm.aggregation, max_tokens=max_tokens)
-    weighted = tuple(
-        row.with_columns(weight=np.where(row[Column.LOSS_MASK], weight, 0.0).astype(np.float32))
-        for row, weight in zip(rows, weights_B, strict=True)
+    return BatchRecord(
+        step=step,
+        update=update,
+        references={group.id: group.reference for group in groups},
+        rows=tuple(
+            msgspec.structs.replace(row, weight=float(weight)) for row, weight in zip(rows, weights_B, strict=True)
+        ),
+        num_sequences=len(rows),
+        num_loss_tokens=int(num_tokens_B.sum()),
+        needs_proximal=False,
     )
-    return Batch(step=step, rows=weighted, num_sequences=len(rows), num_loss_tokens=int(num_tokens_B.sum()))

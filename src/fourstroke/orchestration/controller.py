@@ -1,60 +1,65 @@
 """The controller: four loops that turn tasks into trained weights.
 
-    tasks --feed--> draws --roll out--> groups --batch--> steps --train--> weights
-                      ^                   |                                  |
-                      |   dropped: slot back at once                         |
-                      '------------ slots back when the weights landed <-----'
+    tasks --feed--> draws --roll out--> records --batch--> steps --train--> weights
+                      ^                   |                                   |
+                      |   dropped: slot back at once                          |
+                      '------------ slots back when the weights landed <------'
 
-    loop       produces                         waits for                       unblocked by
-    --------   ------------------------------   -----------------------------   -------------------------------
-    feed       draws, in the seeded order       room in the queue of draws      roll out taking a draw
-    roll out   graded groups, in the store      a free slot, then a draw        train (or a drop) freeing slots
-    batch      P groups, oldest admitted first  P finished groups               roll out
-    train      weights on the engine            a step's groups                 batch
+    loop       produces                         waits for                        unblocked by
+    --------   ------------------------------   ------------------------------   -------------------------------
+    feed       draws: those of the past first   room in the queue of draws       roll out taking a draw
+    roll out   records of stored groups         a free slot, then a draw         train (or a drop) freeing slots
+    batch      P records, by the window         P finished groups of the window  roll out
+    train      weights on the engines           a step's records                 batch
 
 Only the train loop ends by itself. Any other loop that returns is a fault and is raised; a fifth task only looks
-whether the parts still live. A step is P groups; its slots come back when its weights have landed, so that with S = 0 a
-step's groups are all sampled at the version that they train.
+whether the trainer still lives. A step is P groups; its slots come back when its weights have landed, and ``slots``
+proves that no group is then trained more than S versions after its admission.
 
-The controller wires and drives; it decides nothing itself. Decisions are in ``slots``, ``draws``, ``batching``,
-``trainer.packing`` and ``algorithms``. No part holds the controller.
+The controller wires and drives; it decides nothing itself. Decisions are in ``slots``, ``buffer``, ``draws``,
+``restore``, ``supervision``, ``batching``, ``trainer.packing`` and ``algorithms``. No part holds the controller, and
+tokens never come here: a record is ids, lengths, verdicts, versions and a reference.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from fourstroke.algorithms import needs_gradient
 from fourstroke.config import RunConfig
-from fourstroke.errors import DataError, DoesNotFitError, MismatchError, TooManyDropsError
-from fourstroke.observability import EventKind, MetricBook
+from fourstroke.engines.fleet import Fleet
+from fourstroke.errors import MismatchError, TooManyDropsError
+from fourstroke.observability import EventKind, MetricBook, Waits
 from fourstroke.observability.events import Event
 from fourstroke.orchestration import measures
-from fourstroke.orchestration.batching import build_batches, group_rows
+from fourstroke.orchestration.batching import build_batches
 from fourstroke.orchestration.buffer import GroupBuffer
 from fourstroke.orchestration.draws import draw_order
+from fourstroke.orchestration.faults import first_cause
+from fourstroke.orchestration.restore import PastDraw, StartingPoint
+from fourstroke.orchestration.rolling import Admitted, Dropped, Roller
 from fourstroke.orchestration.slots import Slots
-from fourstroke.orchestration.waits import within
-from fourstroke.rollout import GroupRunner
-from fourstroke.store import Ledger, PayloadWriter
+from fourstroke.orchestration.supervision import Supervisor
+from fourstroke.rollout import WorkerPool
+from fourstroke.store import Ledger
 from fourstroke.trainer.packing import plan
-from fourstroke.types import Batch, Draw, Engine, Group, Microbatch, StepStats, Task, Trainer
-
-# Versions that a group may lag behind the weights that it trains; see slots.
-_STALENESS = 0
+from fourstroke.types import BatchRecord, Draw, GroupRecord, Microbatch, StepStats, Task, Trainer, Wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What the controller drives."""
 
-    engine: Engine
+    fleet: Fleet
     trainer: Trainer
-    runner: GroupRunner
+    workers: WorkerPool
     ledger: Ledger
-    payload: PayloadWriter
+    supervisor: Supervisor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +69,15 @@ class Outlets:
     Attributes:
         on_step: Takes a finished step's number and record.
         on_event: Takes an event.
+        checkpoint_path: Folder of the checkpoint of a step.
+        on_checkpoint: Takes the number of a step whose checkpoint is whole.
         origin_s: Time of the event loop from which events count.
     """
 
     on_step: Callable[[int, dict[str, float]], None]
     on_event: Callable[[Event], None]
+    checkpoint_path: Callable[[int], Path]
+    on_checkpoint: Callable[[int], None]
     origin_s: float
 
 
@@ -76,37 +85,52 @@ class LoopEndedError(RuntimeError):
     """A loop that must not end returned."""
 
 
-def _raise_first_cause(loop: asyncio.Task[None]) -> None:
-    """Raise what a loop raised; of several that failed together, the first."""
-    error = loop.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if error is not None:
-        raise error
-
-
 class Controller:
-    """Drives one training run from its first step to its last."""
+    """Drives one incarnation of a training run, from a step that is done to the last."""
 
-    def __init__(self, config: RunConfig, *, tasks: Sequence[Task], parts: Parts, outlets: Outlets) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        tasks: Sequence[Task],
+        parts: Parts,
+        outlets: Outlets,
+        start: StartingPoint,
+    ) -> None:
+        rollout = config.rollout
         self._config = config
         self._tasks = tasks
         self._parts = parts
         self._outlets = outlets
-        self._slots = Slots(groups_per_step=config.rollout.groups_per_step, staleness=_STALENESS)
+        self._start = start
+        self._slots = Slots(groups_per_step=rollout.groups_per_step, staleness=rollout.staleness, window=rollout.window)
         self._slots_changed = asyncio.Condition()
-        self._draws: asyncio.Queue[tuple[Draw, Task]] = asyncio.Queue(maxsize=config.rollout.groups_per_step)
-        self._buffer = GroupBuffer()
-        self._steps: asyncio.Queue[list[Group]] = asyncio.Queue(maxsize=1)
-        self._book = MetricBook(step=1)
-        self._rollout_span = measures.Span()
+        self._draws: asyncio.Queue[tuple[PastDraw, Task]] = asyncio.Queue(maxsize=rollout.groups_per_step)
+        self._buffer = GroupBuffer(window=rollout.window)
+        self._steps: asyncio.Queue[list[GroupRecord]] = asyncio.Queue(maxsize=1)
+        self._waits = Waits("controller")
+        self._roller = Roller(
+            config,
+            workers=parts.workers,
+            ledger=parts.ledger,
+            supervisor=parts.supervisor,
+            incarnation=start.incarnation,
+            waits=self._waits,
+            tell=self._tell,
+            on_record=self._on_record,
+        )
+        self._checkpointing: asyncio.Task[None] | None = None
         self._num_drops_in_a_row = 0
+        # Groups that are still to be admitted; without this bound the last steps would draw what is never trained.
+        self._num_wanted = (config.num_steps - start.step) * rollout.groups_per_step
+        self.trainer_waits: tuple[Wait, ...] = ()
+        self._begin_step(start.step + 1)
 
     async def run(self) -> None:
-        """Train ``num_steps`` steps.
+        """Train the steps after ``start.step``, up to ``num_steps``; the last one's checkpoint is then whole.
 
         Raises:
-            FourstrokeError: A part failed in a way that the run does not survive; the first cause is raised.
+            FourstrokeError: A part failed in a way that this incarnation does not survive; the first cause is raised.
         """
         training = asyncio.create_task(self._train_loop(), name="train")
         others = [
@@ -118,91 +142,119 @@ class Controller:
         try:
             done, _ = await asyncio.wait([training, *others], return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda task: task is not training):
-                _raise_first_cause(task)
+                with first_cause():
+                    task.result()
                 if task is not training:
                     raise LoopEndedError(f"the {task.get_name()} loop ended before the last step")
         finally:
-            for task in (training, *others):
+            loops = [training, *others, *([self._checkpointing] if self._checkpointing else [])]
+            for task in loops:
                 task.cancel()
-            await asyncio.gather(training, *others, return_exceptions=True)
+            await asyncio.gather(*loops, return_exceptions=True)
+
+    @property
+    def waits(self) -> Waits:
+        """What the loops wait for now."""
+        return self._waits
 
     # --- feed -------------------------------------------------------------------------------------------------------
 
     async def _feed_loop(self) -> None:
-        for draw, task in draw_order(self._tasks, seed=self._config.seed):
-            await self._draws.put((draw, task))
+        for past, task in itertools.chain(self._past(), self._fresh()):
+            await self._draws.put((past, task))
+
+    def _past(self) -> Iterator[tuple[PastDraw, Task]]:
+        """Draws that an earlier incarnation left, in their order."""
+        tasks = {task.id: task for task in self._tasks}
+        return ((past, tasks[past.draw.task_id]) for past in self._start.past_draws)
+
+    def _fresh(self) -> Iterator[tuple[PastDraw, Task]]:
+        order = draw_order(self._tasks, seed=self._config.seed, after=self._start.cursor)
+        return ((PastDraw(draw=draw, stored=None), task) for draw, task in order)
 
     # --- roll out ---------------------------------------------------------------------------------------------------
 
     async def _roll_out_loop(self) -> None:
         async with asyncio.TaskGroup() as groups:
             while True:
-                await self._free_slot()
-                draw, task = await self._draws.get()
-                self._slots.take()
-                version = self._parts.engine.version.number
-                self._parts.ledger.admit(draw, version=version)
-                self._buffer.expect(draw.key)
-                groups.create_task(self._roll_out(draw, task, version), name=f"group {draw.key}")
+                admitted = [one for one in await self._admit() if one is not None]
+                if admitted and self._config.deterministic:
+                    groups.create_task(self._roll_out_together(admitted), name="groups together")
+                else:
+                    for one in admitted:
+                        groups.create_task(self._roll_out(one), name=f"group {one.draw.key}")
 
-    async def _free_slot(self) -> None:
+    async def _admit(self) -> list[Admitted | None]:
+        """Draws for free slots: one, or in deterministic mode for all of them; None where a stored group is used."""
         async with self._slots_changed:
-            await self._slots_changed.wait_for(lambda: self._slots.num_free > 0)
+            with self._waits.noted("a free slot"):
+                await self._slots_changed.wait_for(lambda: self._num_admissible() > 0)
+        num_draws = self._num_admissible() if self._config.deterministic else 1
+        return [await self._admit_one() for _ in range(num_draws)]
 
-    async def _roll_out(self, draw: Draw, task: Task, version: int) -> None:
-        """One draw, to a stored group in the buffer or to a reason why not."""
-        try:
-            group = await self._scored_group(draw, task, version)
-        except DoesNotFitError as error:
-            self._tell(EventKind.TASK_REFUSED, task=task.id, reason=str(error))
-            await self._drop(draw, reason="does_not_fit")
-            return
-        if len(group.scored) < self._config.rollout.min_scored:
-            await self._drop(draw, reason="too_few_scored")
-            return
-        try:
-            group_rows(group, algorithm=self._config.algorithm)
-        except DataError as error:
-            self._tell(EventKind.FAULT, group=draw.key, reason=str(error))
-            await self._drop(draw, reason="not_finite")
-            return
-        # Written down before it is admitted to training: a crash after this line loses nothing.
-        reference = self._parts.payload.append(group)
-        self._parts.ledger.store_group(
-            draw.key, reference, num_scored=len(group.scored), num_members=len(group.members)
-        )
-        self._num_drops_in_a_row = 0
-        await self._buffer.put(group)
+    def _num_admissible(self) -> int:
+        return min(self._slots.num_free, self._num_wanted)
 
-    async def _scored_group(self, draw: Draw, task: Task, version: int) -> Group:
-        """The group of a draw, rolled again with the same seed while too few of its members have a score."""
-        deadlines, rollout = self._config.deadlines, self._config.rollout
-        for attempt in range(rollout.max_retries + 1):
-            with self._rollout_span.entered(self._now):
-                async with within(deadlines.group_s, f"group {draw.key}, attempt {attempt}, to be sampled and graded"):
-                    group = await self._parts.runner.run(
-                        draw, task, num_samples=rollout.group_size, admitted_version=version, attempt=attempt
-                    )
-            measures.add_rollout(self._book, group)
-            for event in measures.outcome_events(group, time_s=self._now() - self._outlets.origin_s):
-                self._outlets.on_event(event)
-            if len(group.scored) >= rollout.min_scored or attempt == rollout.max_retries:
-                break
-            self._tell(EventKind.GROUP_RETRIED, group=draw.key, num_scored=len(group.scored))
-        return group
+    async def _admit_one(self) -> Admitted | None:
+        past, task = await self._draws.get()
+        draw, version = past.draw, self._parts.fleet.version.number
+        self._slots.take()
+        self._num_wanted -= 1
+        self._buffer.expect(draw.key)
+        if past.stored is not None:
+            self._tell(EventKind.GROUP_REUSED, group=draw.key, version=past.stored.admitted_version)
+            await self._buffer.put(past.stored)
+            return None
+        if self._is_past(draw):
+            self._parts.ledger.readmit(draw.key, version=version)
+        else:
+            self._parts.ledger.admit(draw, version=version)
+        return Admitted(draw, task, version)
+
+    def _is_past(self, draw: Draw) -> bool:
+        """Whether the ledger has this draw from an earlier incarnation."""
+        return self._start.cursor is not None and (draw.epoch, draw.index) <= self._start.cursor
+
+    async def _roll_out(self, admitted: Admitted) -> None:
+        with self._rollout_span.entered(self._now):
+            outcome = await self._roller.roll(admitted)
+        await self._finish_group(admitted.draw, outcome)
+
+    async def _roll_out_together(self, admitted: Sequence[Admitted]) -> None:
+        with self._rollout_span.entered(self._now):
+            outcomes = await self._roller.roll_together(admitted)
+        for one in admitted:
+            await self._finish_group(one.draw, outcomes[one.draw.key])
+
+    async def _finish_group(self, draw: Draw, outcome: GroupRecord | Dropped) -> None:
+        if isinstance(outcome, Dropped):
+            await self._drop(draw, reason=outcome.reason)
+        else:
+            self._num_drops_in_a_row = 0
+            await self._buffer.put(outcome)
+
+    def _on_record(self, group: GroupRecord) -> None:
+        measures.add_rollout(self._book, group)
+        self._num_sampled_tokens += group.num_sampled_tokens
+        for event in measures.outcome_events(group, time_s=self._now() - self._outlets.origin_s):
+            self._outlets.on_event(event)
 
     async def _drop(self, draw: Draw, *, reason: str) -> None:
         """Give a draw up: counted, its slot back at once, and a replacement enters at the tail."""
-        self._parts.ledger.mark_dropped(draw.key, reason=reason)
+        self._write_off(draw, reason=reason)
+        await self._buffer.forget(draw.key)
+        await self._give_back(1)
+
+    def _write_off(self, draw: Draw, *, reason: str) -> None:
+        self._parts.ledger.mark_dropped(draw.key, reason=reason, step=self._step)
         self._tell(EventKind.GROUP_DROPPED, group=draw.key, task=draw.task_id, reason=reason)
+        self._num_wanted += 1
         self._num_drops_in_a_row += 1
         if self._num_drops_in_a_row >= self._config.rollout.max_drops_in_a_row:
             raise TooManyDropsError(
                 f"{self._num_drops_in_a_row} draws in a row were dropped, the last ({draw.key}) as {reason!r}; see "
                 "events.jsonl for each, or raise rollout.max_drops_in_a_row"
             )
-        await self._buffer.forget(draw.key)
-        await self._give_back(1)
 
     async def _give_back(self, num_groups: int) -> None:
         async with self._slots_changed:
@@ -212,67 +264,86 @@ class Controller:
     # --- batch ------------------------------------------------------------------------------------------------------
 
     async def _batch_loop(self) -> None:
-        while True:
-            groups = await self._buffer.take(self._config.rollout.groups_per_step)
+        for step in itertools.count(self._start.step + 1):
+            groups: list[GroupRecord] = []
+            while len(groups) < self._config.rollout.groups_per_step:
+                taken = await self._buffer.take(self._config.rollout.groups_per_step - len(groups))
+                groups += [group for group in taken if not await self._is_stale(group, step=step)]
             await self._steps.put(groups)
+
+    async def _is_stale(self, group: GroupRecord, *, step: int) -> bool:
+        """The second check of the bound, which never finds anything while ``slots`` is right: drop, and count."""
+        lag = step - 1 - group.admitted_version
+        if lag <= self._config.rollout.staleness:
+            return False
+        self._write_off(group.draw, reason="stale")
+        await self._give_back(1)
+        return True
 
     # --- train ------------------------------------------------------------------------------------------------------
 
     async def _train_loop(self) -> None:
-        for step in range(1, self._config.num_steps + 1):
+        last = self._config.num_steps
+        for step in range(self._start.step + 1, last + 1):
             started_s = self._now()
-            async with within(self._groups_timeout_s(), f"the groups of step {step}"):
+            async with self._waits.within(self._groups_timeout_s(), f"the groups of step {step}"):
                 groups = await self._steps.get()
-            self._book.add("time/rollout_s", self._rollout_span.seconds)
-            measures.add_groups(self._book, groups, trained_at=self._parts.engine.version.number)
+            self._book.add("time/wait_s", self._now() - started_s)
+            measures.add_groups(self._book, groups, trained_at=step - 1)
             training_s = self._now()
             await self._train(step, groups)
             publishing_s = self._now()
             await self._publish(step)
             self._parts.ledger.mark_trained([group.id for group in groups], step=step, version=step - 1)
+            if step == last or step % self._config.checkpoint.every_steps == 0:
+                await self._checkpoint(step)
             self._book.add("time/train_s", publishing_s - training_s)
             self._book.add("time/publish_s", self._now() - publishing_s)
             self._book.add("time/step_s", self._now() - started_s)
             self._finish_step(step)
-            # After the last step the slots stay taken, so that nothing is drawn which would not be trained.
-            if step < self._config.num_steps:
-                await self._give_back(len(groups))
+            await self._give_back(len(groups))
+        await self._checkpoint_is_whole()
 
     def _groups_timeout_s(self) -> float:
-        """Longest that a step's groups can take if each draw and each replacement uses its own deadline to the end."""
-        rollout = self._config.rollout
-        return self._config.deadlines.group_s * (rollout.max_retries + 1) * (rollout.max_drops_in_a_row + 1)
+        """Longest that a step's groups can take if each draw and each replacement uses its own deadlines to the end."""
+        rollout, tries = self._config.rollout, self._config.supervision.max_attempts
+        return self._config.deadlines.group_s * (rollout.max_retries + tries) * (rollout.max_drops_in_a_row + 1)
+
+    def _begin_step(self, step: int) -> None:
+        self._step = self._roller.step = step
+        self._book, self._rollout_span, self._num_sampled_tokens = MetricBook(step=step), measures.Span(), 0
 
     def _finish_step(self, step: int) -> None:
         measures.add_ledger(self._book, self._parts.ledger.audit())
-        measures.add_throughput(self._book, seconds=self._rollout_span.seconds)
+        self._book.add("time/rollout_s", self._rollout_span.seconds)
+        measures.add_throughput(self._book, num_tokens=self._num_sampled_tokens, seconds=self._rollout_span.seconds)
         record = self._book.record()
-        self._book, self._rollout_span = MetricBook(step=step + 1), measures.Span()
+        self._begin_step(step + 1)
         self._outlets.on_step(step, record)
 
-    async def _train(self, step: int, groups: Sequence[Group]) -> None:
+    async def _train(self, step: int, groups: Sequence[GroupRecord]) -> None:
         config, trainer = self._config, self._parts.trainer
         batches = build_batches(groups, step=step, algorithm=config.algorithm, max_tokens=config.rollout.max_tokens)
         for batch in batches:
-            # The first update's proximal policy is the current one; later updates need it written down before.
-            update = await self._prepared(batch) if len(batches) > 1 else batch
-            microbatches = self._plan(update)
-            passes = [await self._forward_backward(update, microbatch) for microbatch in microbatches]
-            measures.add_passes(self._book, update, microbatches, passes)
+            async with self._within_train(f"the trainer to prepare step {step}"):
+                await trainer.prepare(batch)
+        for batch in batches:
+            microbatches = self._plan(batch)
+            passes = [await self._forward_backward(batch, microbatch) for microbatch in microbatches]
+            measures.add_passes(self._book, num_rows=len(batch.rows), microbatches=microbatches, passes=passes)
             self._refuse_mismatch(step, passes)
-            async with within(config.deadlines.train_s, f"the optimiser's update of step {step}"):
+            async with self._within_train(f"the optimiser's update of step {step}"):
                 stats = await trainer.optim_step()
             measures.add_update(self._book, stats)
 
-    async def _prepared(self, batch: Batch) -> Batch:
-        async with within(self._config.deadlines.train_s, f"the proximal log-probabilities of step {batch.step}"):
-            return await self._parts.trainer.prepare(batch)
+    def _within_train(self, what: str) -> AbstractAsyncContextManager[None]:
+        return self._waits.within(self._config.deadlines.train_s, what)
 
-    async def _forward_backward(self, batch: Batch, microbatch: Microbatch) -> StepStats:
-        async with within(self._config.deadlines.train_s, f"a forward and backward pass of step {batch.step}"):
-            return await self._parts.trainer.forward_backward(batch, microbatch)
+    async def _forward_backward(self, batch: BatchRecord, microbatch: Microbatch) -> StepStats:
+        async with self._within_train(f"a forward and backward pass of step {batch.step}"):
+            return await self._parts.trainer.forward_backward(batch.update, microbatch)
 
-    def _plan(self, batch: Batch) -> tuple[Microbatch, ...]:
+    def _plan(self, batch: BatchRecord) -> tuple[Microbatch, ...]:
         """Micro-batches of the rows that can have a gradient; the others are in the counts already."""
         positions = needs_gradient(batch.rows, config=self._config.algorithm)
         lengths = [batch.rows[position].num_tokens for position in positions]
@@ -291,21 +362,41 @@ class Controller:
 
     async def _publish(self, step: int) -> None:
         """New weights, proved to have arrived, before any slot comes back."""
-        engine = self._parts.engine
-        async with within(self._config.deadlines.publish_s, f"the weights of step {step} to land on {engine.name}"):
-            publication = await self._parts.trainer.publish(step)
-            await engine.pause()
-            version = await engine.update_weights(publication)
-            await engine.resume()
-        self._tell(EventKind.WEIGHTS_LANDED, step=step, version=str(version), engine=engine.name)
+        trainer, incarnation = self._parts.trainer, self._start.incarnation
+        async with self._waits.within(self._config.deadlines.publish_s, f"the weights of step {step} to land"):
+            version = await self._parts.fleet.publish(lambda: trainer.publish(step, incarnation=incarnation))
+        self._tell(EventKind.WEIGHTS_LANDED, step=step, version=str(version))
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    async def _checkpoint(self, step: int) -> None:
+        """Begin to write a checkpoint; it is written beside the next rollout, and awaited before the next one."""
+        await self._checkpoint_is_whole()
+        deadline_s = self._config.deadlines.save_s
+        async with self._waits.within(deadline_s, f"the checkpoint of step {step} to begin"):
+            await self._parts.trainer.save(str(self._outlets.checkpoint_path(step)), step=step)
+        self._checkpointing = asyncio.create_task(self._write_checkpoint(step), name=f"checkpoint {step}")
+
+    async def _write_checkpoint(self, step: int) -> None:
+        async with self._waits.within(self._config.deadlines.save_s, f"the checkpoint of step {step} to be written"):
+            await self._parts.trainer.flush()
+        self._tell(EventKind.CHECKPOINT_WRITTEN, step=step)
+        self._outlets.on_checkpoint(step)
+
+    async def _checkpoint_is_whole(self) -> None:
+        if self._checkpointing is not None:
+            await self._checkpointing
+            self._checkpointing = None
 
     # --- watch ------------------------------------------------------------------------------------------------------
 
     async def _watch_loop(self) -> None:
-        """Look at the parts that work in other processes, so that a death is named even while nobody waits for them."""
+        """Look at the trainer, so that its death is named even while nobody waits for it."""
         while True:
-            await self._parts.engine.check_health()
-            await self._parts.trainer.check_health()
+            self.trainer_waits = await self._parts.trainer.check_health()
+            # A checkpoint that failed stops the run now, not at the next one.
+            if self._checkpointing is not None and self._checkpointing.done():
+                self._checkpointing.result()
             await asyncio.sleep(self._config.deadlines.health_s)
 
     # --- time and events --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ from fourstroke.algorithms import LossMetric, is_uniform
 from fourstroke.config import RunConfig
 from fourstroke.observability import Event, EventKind, MetricBook
 from fourstroke.store import Audit
-from fourstroke.types import Batch, Group, Microbatch, StepStats, StopReason, Tamper, Unscored
+from fourstroke.types import GroupRecord, Microbatch, StepStats, StopReason, Tamper, Unscored
 
 # Largest mean |log ratio| in nats a token that two right implementations of one model show (bfloat16 was measured at
 # 0.05, float32 at 1e-5), with room for long replies.
@@ -44,9 +45,14 @@ class Span:
 
 
 def mismatch_limit(config: RunConfig) -> float:
-    """The limit on mean |log ratio| that stops a run: ``trainer.max_mismatch``, or by the coarser of the two dtypes."""
+    """The limit on mean |log ratio| that stops a run: ``trainer.max_mismatch``, or by the coarser of the two dtypes.
+
+    With staleness the ratio holds what the policy has learned meanwhile, so that there is no limit but the user's.
+    """
     if config.trainer.max_mismatch is not None:
         return config.trainer.max_mismatch
+    if config.rollout.staleness > 0:
+        return math.inf
     return max(_MISMATCH_LIMIT[config.engine.dtype], _MISMATCH_LIMIT[config.trainer.compute_dtype])
 
 
@@ -56,30 +62,32 @@ def mean_abs_log_ratio(passes: Sequence[StepStats]) -> float:
     return sum(stats.sums[LossMetric.ABS_LOG_RATIO] for stats in passes) / num_tokens if num_tokens else 0.0
 
 
-def add_rollout(book: MetricBook, group: Group) -> None:
+def add_rollout(book: MetricBook, group: GroupRecord) -> None:
     """Tokens sampled for a group, whether it is trained on or not."""
-    book.add("rollout/generate/tokens", float(sum(m.episode.num_sampled_tokens for m in group.members)))
+    book.add("rollout/generate/tokens", float(group.num_sampled_tokens))
 
 
-def add_throughput(book: MetricBook, *, seconds: float) -> None:
+def add_throughput(book: MetricBook, *, num_tokens: int, seconds: float) -> None:
     """Tokens a second, over the seconds in which requests were at the engine."""
-    tokens = book.record().get("rollout/generate/tokens", 0.0)
     if seconds > 0:
-        book.add("rollout/generate/tokens_per_second", tokens, seconds)
+        book.add("rollout/generate/tokens_per_second", float(num_tokens), seconds)
 
 
-def add_groups(book: MetricBook, groups: Sequence[Group], *, trained_at: int) -> None:
+def add_groups(book: MetricBook, groups: Sequence[GroupRecord], *, trained_at: int) -> None:
     """What the step trains on: lengths, ends, verdicts, mixed groups and lags."""
     for group in groups:
-        for member in group.members:
-            episode, verdict = member.episode, member.verdict
+        for episode in group.episodes:
             is_answered = episode.stop in (StopReason.FINISHED, StopReason.LENGTH)
             book.add("rollout/episode/failed_fraction", float(not is_answered), 1)
             if is_answered:
                 book.add("rollout/episode/length_mean", float(episode.num_sampled_tokens), 1)
                 book.add("rollout/episode/truncated_fraction", float(episode.stop is StopReason.LENGTH), 1)
-            book.add("reward/grade/unscored_fraction", float(isinstance(verdict, Unscored)), 1)
-            book.add("reward/grade/tamper_fraction", float(isinstance(verdict, Tamper)), 1)
+            book.add("reward/grade/unscored_fraction", float(isinstance(episode.verdict, Unscored)), 1)
+            book.add("reward/grade/tamper_fraction", float(isinstance(episode.verdict, Tamper)), 1)
+            for run in episode.versions:
+                book.add(
+                    "train/staleness/token_lag_mean", float((trained_at - run.version) * run.num_tokens), run.num_tokens
+                )
         book.add("reward/grade/score_mean", float(group.scores_G.sum()), len(group.scores_G))
         book.add("reward/group/mixed_fraction", float(not is_uniform(group.scores_G)), 1)
         lag = trained_at - group.admitted_version
@@ -87,10 +95,12 @@ def add_groups(book: MetricBook, groups: Sequence[Group], *, trained_at: int) ->
         book.add("train/staleness/lag_max", float(lag))
 
 
-def add_passes(book: MetricBook, batch: Batch, microbatches: Sequence[Microbatch], passes: Sequence[StepStats]) -> None:
-    """One update's forward and backward passes."""
+def add_passes(
+    book: MetricBook, *, num_rows: int, microbatches: Sequence[Microbatch], passes: Sequence[StepStats]
+) -> None:
+    """One update's forward and backward passes; ``num_rows`` are those of its batch, seen by the model or not."""
     num_seen = sum(len(microbatch.rows) for microbatch in microbatches)
-    book.add("train/rows/skipped_fraction", float(len(batch.rows) - num_seen), len(batch.rows))
+    book.add("train/rows/skipped_fraction", float(num_rows - num_seen), num_rows)
     book.add("train/loss/loss", sum(stats.sums[LossMetric.LOSS] for stats in passes), 1)
     for name, metric in _PER_TOKEN.items():
         for stats in passes:
@@ -121,16 +131,13 @@ def add_ledger(book: MetricBook, audit: Audit) -> None:
     book.add("ledger/draws/pending", float(audit.pending))
 
 
-def outcome_events(group: Group, *, time_s: float) -> Iterator[Event]:
+def outcome_events(group: GroupRecord, *, time_s: float) -> Iterator[Event]:
     """Events of the members that have no score."""
-    for member in group.members:
-        verdict = member.verdict
-        if member.episode.stop is StopReason.FAILED:
-            fields: dict[str, str | int | float] = {
-                "episode": member.episode.id,
-                "detail": member.episode.messages[-1].content,
-            }
+    for episode in group.episodes:
+        name, verdict = f"{group.id}.{episode.member}", episode.verdict
+        if episode.stop is StopReason.FAILED:
+            fields: dict[str, str | int | float] = {"episode": name, "detail": episode.failure}
             yield Event(kind=EventKind.EPISODE_FAILED, time_s=time_s, fields=fields)
         elif isinstance(verdict, Unscored):
-            fields = {"episode": member.episode.id, "reason": verdict.reason, "detail": verdict.detail}
+            fields = {"episode": name, "reason": verdict.reason, "detail": verdict.detail}
             yield Event(kind=EventKind.EPISODE_UNSCORED, time_s=time_s, fields=fields)

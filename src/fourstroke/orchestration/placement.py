@@ -1,26 +1,59 @@
-"""Where parts run. Classes are plain Python; this file alone makes processes of them and reaches them.
+"""Where parts run. Classes are plain Python (``actors``); this file alone makes Ray actors of them and awaits Ray.
 
-The trainer gets a process of its own, so that its work never holds up the event loop and can be killed: the driver
-talks to it over a socket pair in frames (``wire``), one verb at a time.
+    driver: RayEngine   RayTrainer   RayWorker        behind the protocols of ``types``
+               |            |            |            bytes of nouns, one call a verb
+    actors: EngineActor TrainerActor WorkerActor --generate--> EngineActor
+               '-- vLLM's core process   '-- grader processes
+
+On one machine Ray is embedded: started with the run and ended with it, on loopback, with token authentication. Nothing
+large goes through its object store: weights travel in shared memory, tokens through the payload.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+import shutil
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fourstroke import errors
+import ray
+from ray.exceptions import RayError, TaskCancelledError
+
 from fourstroke.config import RunConfig
-from fourstroke.errors import ActorDiedError, FourstrokeError
-from fourstroke.orchestration.wire import pack, read_frame
-from fourstroke.types import Batch, Microbatch, Publication, StepStats, decode, encode
+from fourstroke.errors import ActorDiedError, EngineDiedError, FourstrokeError, boundary
+from fourstroke.orchestration.actors import (
+    EngineActor,
+    TrainerActor,
+    WorkerActor,
+    split_answers,
+    unpack,
+)
+from fourstroke.types import (
+    Assignment,
+    BatchRecord,
+    Completion,
+    Engine,
+    GroupRecord,
+    Microbatch,
+    Publication,
+    RefusedGroup,
+    SampleRequest,
+    StepStats,
+    Wait,
+    WeightVersion,
+    decode,
+    decode_either,
+    encode,
+)
 from fourstroke.types.nouns import Noun
 
-_GRACE_S = 2.0
+_GRACE_S = 5.0
+# The least that Ray takes; everything of size travels by other ways.
+_OBJECT_STORE_BYTES = 80 * 2**20
+_MANY_CALLS = 100_000
 
 # OpenMP threads that wait must sleep: spinning ones starve whoever else has the core (four times slower beside one busy
 # process).
@@ -29,11 +62,174 @@ _TRAINER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
 NounT = TypeVar("NounT", bound=Noun)
 
 
-class TrainerProcess:
-    """A trainer in a process of its own, behind the ``Trainer`` protocol.
+class Cluster:
+    """Ray, embedded: its processes belong to this run.
 
-    Every verb raises what the trainer raised (an error of our tree), or ``ActorDiedError`` that says how the process
-    ended.
+    Args:
+        folder: Where Ray keeps its sockets and logs; made by ``start`` and gone after ``stop``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def start(self) -> None:
+        """Start Ray's processes.
+
+        Raises:
+            ActorDiedError: They do not start; the text says why.
+        """
+        with boundary("Ray cannot start", ActorDiedError):
+            ray.init(
+                address="local",
+                num_cpus=1,  # actors here ask for none: threads are set in one place, the configuration
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(self._folder),
+                _system_config={"prestart_worker_first_driver": False},
+            )
+
+    def stop(self) -> None:
+        """End every process of Ray and remove its folder. May be called twice."""
+        ray.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Handle:
+    """An actor, by name: calls it, and turns its death into an error of our tree."""
+
+    def __init__(self, name: str, actor: Any, *, log_path: Path, died: type[FourstrokeError]) -> None:
+        self.name = name
+        self.actor = actor
+        self._log_path = log_path
+        self._died = died
+        self._process = ""
+        self._is_closed = False
+
+    def started(self, process_id: bytes) -> None:
+        """Note the process that the actor lives in."""
+        self._process = f" (process {process_id.decode()})"
+
+    async def call(self, verb: str, *arguments: Any) -> list[bytes]:
+        """Call a verb of the actor and wait for its answer; cancelling the caller cancels it there too."""
+        if self._is_closed:
+            raise self._died(f"{self.name} was closed")
+        reference = getattr(self.actor, verb).remote(*arguments)
+        try:
+            return unpack(await _answer(reference))
+        except (RayError, TaskCancelledError) as error:
+            # Ray's own text is a page; the first line says what happened.
+            reason = str(error).strip().splitlines()[0]
+            raise self._died(f"{self.name}{self._process} is gone: {reason} Its log is {self._log_path}") from error
+        except BaseException:
+            ray.cancel(reference, force=False)
+            raise
+
+    async def close(self) -> None:
+        """Let the actor clean up, then end its process. May be called twice."""
+        if self._is_closed:
+            return
+        with contextlib.suppress(FourstrokeError, TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await self.call("close")
+        self._is_closed = True
+        ray.kill(self.actor)
+
+
+async def _answer(reference: Awaitable[Any]) -> Any:
+    return await reference
+
+
+class RemoteSampler:
+    """An engine actor as a worker sees it; satisfies ``types.Sampler``."""
+
+    def __init__(self, name: str, actor: Any, *, log_path: Path = Path("logs")) -> None:
+        self._handle = _Handle(name, actor, log_path=log_path, died=EngineDiedError)
+
+    @property
+    def name(self) -> str:
+        """Name of the engine."""
+        return self._handle.name
+
+    @property
+    def actor(self) -> Any:
+        """Ray's handle."""
+        return self._handle.actor
+
+    async def generate(self, request: SampleRequest) -> tuple[Completion, ...]:
+        """Sample ``request.num_samples`` completions."""
+        return tuple(decode(part, Completion) for part in await self._handle.call("generate", encode(request)))
+
+    async def generate_together(self, requests: Sequence[SampleRequest]) -> tuple[tuple[Completion, ...], ...]:
+        """Sample all requests as one batch that repeats bit for bit."""
+        parts = await self._handle.call("generate_together", [encode(request) for request in requests])
+        return tuple(tuple(decode(part, Completion) for part in answer) for answer in split_answers(parts, requests))
+
+
+class RayEngine(RemoteSampler):
+    """A vLLM engine in an actor of its own; satisfies ``types.Engine``.
+
+    Args:
+        config: The run's.
+        model_path: Folder in Hugging Face format.
+        name: Name in spans and logs.
+        incarnation: The incarnation that it says it holds after its start.
+        log_path: Its log.
+    """
+
+    def __init__(self, config: RunConfig, *, model_path: Path, name: str, incarnation: int, log_path: Path) -> None:
+        actor = (
+            ray.remote(EngineActor)
+            .options(num_cpus=0, max_concurrency=_MANY_CALLS)
+            .remote(config.model_dump_json(), str(model_path), name, incarnation, str(log_path))
+        )
+        super().__init__(name, actor, log_path=log_path)
+        self._version = WeightVersion(incarnation=incarnation, number=0, digest="")
+
+    @property
+    def version(self) -> WeightVersion:
+        """The weights that a request admitted now is sampled under."""
+        return self._version
+
+    async def start(self) -> None:
+        """Load the model and be ready to generate."""
+        process_id, version = await self._handle.call("start")
+        self._handle.started(process_id)
+        self._version = decode(version, WeightVersion)
+
+    async def pause(self) -> None:
+        """Hold all requests."""
+        await self._handle.call("pause")
+
+    async def update_weights(self, publication: Publication) -> WeightVersion:
+        """Load a publication and return the version that the engine now proves to hold."""
+        self._version = _only(await self._handle.call("update_weights", encode(publication)), WeightVersion)
+        return self._version
+
+    async def resume(self) -> None:
+        """Let requests run again."""
+        await self._handle.call("resume")
+
+    async def check_health(self) -> None:
+        """Return if the engine is alive."""
+        await self._handle.call("check_health")
+
+    async def close(self) -> None:
+        """End every process of the engine."""
+        await self._handle.close()
+
+
+class RayWorker:
+    """A rollout worker in an actor of its own; satisfies ``types.Worker``.
+
+    Args:
+        config: The run's.
+        model_path: Folder with the tokenizer.
+        name: Name in logs.
+        payload_dir: Where groups are stored.
+        log_path: Its log.
+        environment: Variables for the processes of graders.
     """
 
     def __init__(
@@ -41,120 +237,140 @@ class TrainerProcess:
         config: RunConfig,
         *,
         model_path: Path,
-        publication_path: Path,
+        name: str,
+        payload_dir: Path,
         log_path: Path,
         environment: Mapping[str, str],
     ) -> None:
-        self._config = config
-        self._environment = environment
-        self._model_path = model_path
+        actor = (
+            ray.remote(WorkerActor)
+            .options(num_cpus=0, max_concurrency=_MANY_CALLS)
+            .remote(
+                config.model_dump_json(),
+                str(model_path),
+                name,
+                str(payload_dir),
+                str(log_path),
+                dict(environment),
+                RemoteSampler,
+            )
+        )
+        self._handle = _Handle(name, actor, log_path=log_path, died=ActorDiedError)
+
+    @property
+    def name(self) -> str:
+        """Name in logs."""
+        return self._handle.name
+
+    async def start(self) -> None:
+        """Import the user's code and be ready."""
+        (process_id,) = await self._handle.call("start")
+        self._handle.started(process_id)
+
+    async def route(self, engines: Sequence[Engine]) -> None:
+        """From now on sample on these engines alone."""
+        pairs = []
+        for engine in engines:
+            assert isinstance(engine, RayEngine), engine
+            pairs.append((engine.name, engine.actor))
+        await self._handle.call("route", pairs)
+
+    async def run(
+        self, assignments: Sequence[Assignment], *, is_together: bool
+    ) -> tuple[GroupRecord | RefusedGroup, ...]:
+        """Sample, grade and store the groups; answers in the order of the assignments."""
+        parts = await self._handle.call("run", [encode(assignment) for assignment in assignments], is_together)
+        return tuple(decode_either(part, GroupRecord, RefusedGroup) for part in parts)
+
+    async def check_health(self) -> tuple[Wait, ...]:
+        """What the worker waits for now."""
+        return tuple(decode(part, Wait) for part in await self._handle.call("check_health"))
+
+    async def close(self) -> None:
+        """End every process of the worker."""
+        await self._handle.close()
+
+
+class RayTrainer:
+    """The trainer in an actor of its own; satisfies ``types.Trainer``.
+
+    Args:
+        config: The run's.
+        model_path: Folder in Hugging Face format.
+        payload_dir: Where groups are stored.
+        publication_path: File in shared memory that weights are published through.
+        log_path: Its log.
+    """
+
+    def __init__(
+        self, config: RunConfig, *, model_path: Path, payload_dir: Path, publication_path: Path, log_path: Path
+    ) -> None:
+        actor = (
+            ray.remote(concurrency_groups={"beside": 2})(_trainer_class())
+            .options(num_cpus=0, runtime_env={"env_vars": _TRAINER_VARIABLES})
+            .remote(config.model_dump_json(), str(model_path), str(payload_dir), str(publication_path), str(log_path))
+        )
         self._publication_path = publication_path
-        self._log_path = log_path
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._turn = asyncio.Lock()
+        self._handle = _Handle("trainer", actor, log_path=log_path, died=ActorDiedError)
 
     async def start(self) -> None:
         """Start the process and load the model."""
-        ours, theirs = socket.socketpair()
-        with theirs, self._log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "fourstroke.orchestration.trainer_process",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(theirs.fileno(),),
-                env={**_TRAINER_VARIABLES, **self._environment},
-            )
-        # The default limit of a stream's buffer would cut frames that hold whole batches.
-        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 26)
-        paths = [str(self._model_path).encode(), str(self._publication_path).encode()]
-        self._writer.write(pack("config", [self._config.model_dump_json().encode(), *paths]))
-        await self._call("start", [])
+        (process_id,) = await self._handle.call("start")
+        self._handle.started(process_id)
 
-    async def prepare(self, batch: Batch) -> Batch:
-        """The batch with proximal log-probabilities."""
-        return _only(await self._call("prepare", [encode(batch)]), Batch)
+    async def prepare(self, batch: BatchRecord) -> None:
+        """Read the batch's rows into the rank and, where it says so, compute proximal log-probabilities."""
+        await self._handle.call("prepare", encode(batch))
 
-    async def forward_backward(self, batch: Batch, microbatch: Microbatch) -> StepStats:
-        """Add a micro-batch's gradient; only its own rows travel."""
-        rows = tuple(batch.rows[index] for index in microbatch.rows)
-        part = Batch(
-            step=batch.step, rows=rows, num_sequences=batch.num_sequences, num_loss_tokens=batch.num_loss_tokens
-        )
-        message = [encode(part), encode(Microbatch(rows=tuple(range(len(rows)))))]
-        return _only(await self._call("forward_backward", message), StepStats)
+    async def forward_backward(self, update: int, microbatch: Microbatch) -> StepStats:
+        """Add the gradient of some rows of a prepared batch."""
+        return _only(await self._handle.call("forward_backward", update, encode(microbatch)), StepStats)
 
     async def optim_step(self) -> StepStats:
         """Clip, apply and clear the gradient."""
-        return _only(await self._call("optim_step", []), StepStats)
+        return _only(await self._handle.call("optim_step"), StepStats)
 
-    async def publish(self, number: int) -> Publication:
+    async def publish(self, number: int, *, incarnation: int) -> Publication:
         """Write the weights where engines read them."""
-        return _only(await self._call("publish", [str(number).encode()]), Publication)
+        return _only(await self._handle.call("publish", number, incarnation), Publication)
 
-    async def save(self, folder: str) -> None:
+    async def save(self, folder: str, *, step: int) -> None:
+        """Begin to write a checkpoint."""
+        await self._handle.call("save", folder, step)
+
+    async def flush(self) -> None:
+        """Return once the checkpoint is whole on disk."""
+        await self._handle.call("flush")
+
+    async def load(self, folder: str) -> int:
+        """Restore a checkpoint exactly; returns its step."""
+        (step,) = await self._handle.call("load", folder)
+        return int(step)
+
+    async def export(self, folder: str) -> None:
         """Write the model in Hugging Face format."""
-        await self._call("save", [folder.encode()])
+        await self._handle.call("export", folder)
 
-    async def check_health(self) -> None:
-        """Return if the process lives.
-
-        Raises:
-            ActorDiedError: It does not.
-        """
-        if self._process is not None and self._process.returncode is not None:
-            raise self._death()
+    async def check_health(self) -> tuple[Wait, ...]:
+        """What the trainer is at now."""
+        return tuple(decode(part, Wait) for part in await self._handle.call("check_health"))
 
     async def close(self) -> None:
-        """End the process: hang up, wait a moment, then kill. Removes the shared file that it may have left."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._process is not None and self._process.returncode is None:
-            try:
-                async with asyncio.timeout(_GRACE_S):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+        """End the process and remove the shared file that it may have left."""
+        await self._handle.close()
         self._publication_path.unlink(missing_ok=True)
 
-    async def _call(self, verb: str, parts: list[bytes]) -> list[bytes]:
-        async with self._turn:
-            if self._reader is None or self._writer is None:
-                raise ActorDiedError("the trainer is not running; start it first")
-            try:
-                self._writer.write(pack(verb, parts))
-                await self._writer.drain()
-                outcome, answer = await read_frame(self._reader)
-            except (asyncio.IncompleteReadError, ConnectionError) as error:
-                assert self._process is not None
-                await self._process.wait()
-                raise self._death() from error
-        if outcome == "error":
-            raise _as_error(answer)
-        return answer
 
-    def _death(self) -> ActorDiedError:
-        assert self._process is not None
-        code = self._process.returncode
-        how = f"signal {-code}" if code is not None and code < 0 else f"status {code}"
-        return ActorDiedError(f"the trainer process {self._process.pid} ended with {how}; its log is {self._log_path}")
+def _trainer_class() -> type[TrainerActor]:
+    """The trainer's class with the verbs that answer beside the others."""
+
+    class Placed(TrainerActor):
+        flush = ray.method(concurrency_group="beside")(TrainerActor.flush)
+        check_health = ray.method(concurrency_group="beside")(TrainerActor.check_health)
+
+    return Placed
 
 
 def _only(parts: Sequence[bytes], noun: type[NounT]) -> NounT:
     (part,) = parts
     return decode(part, noun)
-
-
-def _as_error(parts: Sequence[bytes]) -> FourstrokeError:
-    """The error that the other side raised, of the same class where it is one of our tree."""
-    name, text = (part.decode() for part in parts)
-    kind = getattr(errors, name, ActorDiedError)
-    if isinstance(kind, type) and issubclass(kind, FourstrokeError):
-        return kind(text)
-    return ActorDiedError(text)

@@ -1,14 +1,28 @@
 """How many groups may be in flight: bookkeeping only, no I/O and no waiting.
 
-P groups make a step and S is the staleness bound. There are ``(S + 1) * P`` slots (the window W is 1). A slot is taken
-at admission and given back when the step that trained its group has landed on the engine, or at once when its group is
-dropped.
+P groups make a step, S is the staleness bound, W the window. There are
 
-Why this bounds the lag: take a group admitted at version v. Steps train the oldest groups first, P at a time, and each
-landed step adds one version and frees P slots. When the group is admitted at most (S + 1) * P - 1 others are untrained,
-all of them older, so at most S full steps of older groups train before it, or it is itself in the last of S + 1 steps.
-Hence it trains at version v + S at the latest. With S = 0 a step's groups are all sampled at the version that it
-trains from.
+    C = (S + 1) * P - (W - 1)      slots, with W <= S * P + 1 so that C >= P.
+
+A slot is taken at admission and given back when the step that trained its group has landed on every engine that may be
+routed to, or at once when its group is dropped. Groups are numbered by admission. While the oldest group that no step
+has taken has number h, nothing numbered h + W or later is taken (``buffer`` sees to that).
+
+Why no group is trained more than S versions after its admission. A version counts publications, one a step. Take a
+group g admitted at version v, and look at the steps that land after its admission and before the step that trains g
+begins; say there are n. Each consists of P groups, none of them g, and none of them given back at g's admission: a
+group whose step has landed was counted in v. So each of those n * P groups is of one of two kinds:
+
+* it held a slot when g was admitted; of these there are at most C - 1, since g holds one itself;
+* it was admitted after g, and taken before g; it was taken while h <= number of g, so its number is below that of g
+  plus W, and there are at most W - 1.
+
+Hence n * P <= (C - 1) + (W - 1) = (S + 1) * P - 1, so n <= S. A dropped group gives its slot back and its replacement
+enters at the tail, which makes it of the second kind. A short last step has no later one. The version that trains g is
+v + n, so its lag is n <= S; with S = 0 a step's groups are all sampled at the version that they train.
+
+The same count bounds groups that a resumed run takes over: the one at position i of the new order is trained by step
+number (i + W - 1) // P at the latest, counted from 0 (``restore`` uses it).
 """
 
 from __future__ import annotations
@@ -17,14 +31,20 @@ from __future__ import annotations
 class Slots:
     """Counts of slots taken and free.
 
+    Args:
+        groups_per_step: P.
+        staleness: S.
+        window: W.
+
     Example:
-        >>> slots = Slots(groups_per_step=4, staleness=0)
+        >>> slots = Slots(groups_per_step=4, staleness=2, window=3)
         >>> slots.take(); slots.num_free
-        3
+        9
     """
 
-    def __init__(self, *, groups_per_step: int, staleness: int) -> None:
-        self._capacity = (staleness + 1) * groups_per_step
+    def __init__(self, *, groups_per_step: int, staleness: int, window: int = 1) -> None:
+        assert 1 <= window <= staleness * groups_per_step + 1, (window, staleness, groups_per_step)
+        self._capacity = (staleness + 1) * groups_per_step - (window - 1)
         self._num_taken = 0
 
     @property

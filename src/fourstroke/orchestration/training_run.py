@@ -1,8 +1,11 @@
 """One run from its configuration to its summary: start-up checks, parts, evaluation, training, and a clean end.
 
-    prepare (no process yet)  ->  start parts  ->  evaluate  ->  controller  ->  save, evaluate  ->  summary, picture
+    prepare (no process yet) -> start parts -> evaluate -> incarnation -> export, evaluate -> summary, picture
+                                                              ^  |
+                                  newest checkpoint, ledger --'  '-- the trainer died: the next incarnation
 
-Everything that can be refused is refused in ``prepare_run``, before anything heavy is loaded.
+Everything that can be refused is refused in ``prepare_run`` and ``prepare_resume``, before anything heavy is loaded. A
+run that is resumed by a person and one that lost its trainer go on in the same way.
 """
 
 from __future__ import annotations
@@ -11,36 +14,40 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import psutil
 
 from fourstroke.config import ProcessSettings, RunConfig, resolve_reference
-from fourstroke.engines.vllm import VllmEngine
-from fourstroke.errors import ConfigError, FourstrokeError, InterruptedRunError
+from fourstroke.engines.fleet import Fleet
+from fourstroke.errors import ActorDiedError, ConfigError, FourstrokeError, InterruptedRunError
 from fourstroke.evaluation import EvaluationReport, evaluate
 from fourstroke.observability import (
     Event,
     EventKind,
     MemorySampler,
     Reporter,
+    Waits,
+    WaitsReport,
     draw_curves,
     duration,
     unix_now,
     utc_now,
 )
 from fourstroke.orchestration.controller import Controller, Outlets, Parts
-from fourstroke.orchestration.placement import TrainerProcess
 from fourstroke.orchestration.preflight import HostFacts, check_host
-from fourstroke.orchestration.waits import within
-from fourstroke.rollout import GroupRunner
+from fourstroke.orchestration.restore import restore
+from fourstroke.orchestration.retrying import RetryingRollouts
+from fourstroke.orchestration.supervision import Action, Fault, FaultKind, Supervisor
+from fourstroke.orchestration.watch import Watch
+from fourstroke.rollout import WorkerPool
 from fourstroke.store import (
     Ledger,
-    PayloadWriter,
     RunFolder,
     RunStatus,
     Summary,
@@ -48,12 +55,12 @@ from fourstroke.store import (
     write_atomic,
     writing,
 )
-from fourstroke.tokens import Renderer
-from fourstroke.tokens.render import TokenRenderer
+from fourstroke.store.checkpoints import newest_checkpoint, retain
 from fourstroke.trainer.catalogue import ModelFacts, resolve_model
-from fourstroke.types import Engine, Grader, Taskset, Trainer
+from fourstroke.types import Engine, Grader, Taskset, Trainer, Worker
 
 _NUM_STEPS_FOR_ETA = 5
+_WAITS_EACH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +70,6 @@ class PreparedRun:
     config: RunConfig
     settings: ProcessSettings
     taskset: Taskset
-    grader: Grader
     model_path: Path
     folder: RunFolder
 
@@ -94,42 +100,58 @@ def prepare_run(config: RunConfig, *, settings: ProcessSettings) -> PreparedRun:
     Raises:
         FourstrokeError: One sentence on what is wrong and how to mend it; nothing was started.
     """
-    taskset, grader = load_tasks_and_grader(config)
+    taskset, model_path = _checked(config, settings=settings)
+    folder = RunFolder.create(config, now=utc_now())
+    return PreparedRun(config=config, settings=settings, taskset=taskset, model_path=model_path, folder=folder)
+
+
+def prepare_resume(path: Path, config: RunConfig, *, settings: ProcessSettings) -> PreparedRun:
+    """The same for a run that goes on in its folder.
+
+    Args:
+        path: The run folder.
+        config: The folder's own configuration, or one that differs in what may change.
+        settings: Of this process.
+
+    Raises:
+        FourstrokeError: One sentence on what is wrong and how to mend it; nothing was started.
+    """
+    taskset, model_path = _checked(config, settings=settings)
+    folder = RunFolder.resume(path, config)
+    return PreparedRun(config=config, settings=settings, taskset=taskset, model_path=model_path, folder=folder)
+
+
+def _checked(config: RunConfig, *, settings: ProcessSettings) -> tuple[Taskset, Path]:
+    taskset, _ = load_tasks_and_grader(config)
     sweep_shared_memory(settings.shared_memory_dir)
     model_path = resolve_model(config.model.name, cache_dir=settings.cache_dir)
     facts = HostFacts.gather(runs_dir=Path(config.runs_dir), shared_memory_dir=settings.shared_memory_dir)
     check_host(config, facts=facts, model=ModelFacts.read(model_path))
-    folder = RunFolder.create(config, now=utc_now())
-    return PreparedRun(
-        config=config, settings=settings, taskset=taskset, grader=grader, model_path=model_path, folder=folder
-    )
+    return taskset, model_path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Makers:
+class Makers(Protocol):
     """How the heavy parts are made, not yet started; tests put fakes here."""
 
-    engine: Callable[[PreparedRun], Engine]
-    trainer: Callable[[PreparedRun], Trainer]
-    renderer: Callable[[PreparedRun], TokenRenderer]
+    def open(self) -> None:
+        """Start whatever the parts live in."""
+        ...
 
+    def engine(self, prepared: PreparedRun, name: str, incarnation: int) -> Engine:
+        """An engine that says after its start that it holds version 0 of an incarnation."""
+        ...
 
-def _make_engine(prepared: PreparedRun) -> Engine:
-    config, log_path = prepared.config, prepared.folder.logs_dir / "engine.log"
-    return VllmEngine(config.engine, prepared.model_path, seed=config.seed, log_path=log_path)
+    def trainer(self, prepared: PreparedRun) -> Trainer:
+        """The trainer."""
+        ...
 
+    def worker(self, prepared: PreparedRun, name: str) -> Worker:
+        """A rollout worker."""
+        ...
 
-def _make_trainer(prepared: PreparedRun) -> Trainer:
-    return TrainerProcess(
-        prepared.config,
-        model_path=prepared.model_path,
-        publication_path=publication_path(prepared.settings.shared_memory_dir, pid=os.getpid()),
-        log_path=prepared.folder.logs_dir / "trainer.log",
-        environment=prepared.settings.environment,
-    )
-
-
-REAL_PARTS = Makers(engine=_make_engine, trainer=_make_trainer, renderer=lambda prepared: Renderer(prepared.model_path))
+    def close(self) -> None:
+        """End whatever the parts lived in."""
+        ...
 
 
 def publication_path(shared_memory_dir: Path, *, pid: int) -> Path:
@@ -145,8 +167,20 @@ def sweep_shared_memory(shared_memory_dir: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+class Closable(Protocol):
+    """A part that starts and ends."""
+
+    async def start(self) -> None:
+        """Be ready."""
+        ...
+
+    async def close(self) -> None:
+        """End."""
+        ...
+
+
 @asynccontextmanager
-async def started(*parts: Engine | Trainer, timeout_s: float) -> AsyncIterator[None]:
+async def started(*parts: Closable, waits: Waits, timeout_s: float) -> AsyncIterator[None]:
     """Parts started side by side, and all of them closed on the way out, those that failed to start too.
 
     Raises:
@@ -156,7 +190,7 @@ async def started(*parts: Engine | Trainer, timeout_s: float) -> AsyncIterator[N
     try:
         starting = [asyncio.create_task(part.start()) for part in parts]
         try:
-            async with within(timeout_s, "engine and trainer to start"):
+            async with waits.within(timeout_s, "engines, trainer and workers to start"):
                 await asyncio.gather(*starting)
         finally:
             for task in starting:
@@ -170,14 +204,19 @@ async def started(*parts: Engine | Trainer, timeout_s: float) -> AsyncIterator[N
 class TrainingRun:
     """Drives a prepared run and tells the reporter, the folder and the summary of it."""
 
-    def __init__(self, prepared: PreparedRun, *, reporter: Reporter, makers: Makers = REAL_PARTS) -> None:
+    def __init__(self, prepared: PreparedRun, *, reporter: Reporter, makers: Makers) -> None:
         self._prepared = prepared
         self._reporter = reporter
         self._makers = makers
+        self._waits = Waits("run")
         self._reports: dict[str, EvaluationReport] = {}
+        self._phase_name = "start"
         self._num_steps = 0
         self._train_seconds = 0.0
         self._step_seconds: deque[float] = deque(maxlen=_NUM_STEPS_FOR_ETA)
+        self._supervisor = Supervisor(prepared.config.supervision)
+        self._watch: Watch | None = None
+        self._controller: Controller | None = None
 
     async def run(self) -> Summary:
         """The whole run. The summary is written whatever happens; a failure or an interrupt is raised after that."""
@@ -191,7 +230,9 @@ class TrainingRun:
                 status, reason = RunStatus.FINISHED, ""
             except asyncio.CancelledError as error:
                 status, reason = RunStatus.INTERRUPTED, "stopped by the user"
-                raise InterruptedRunError(f"stopped; the run folder is {self._prepared.folder.path}") from error
+                raise InterruptedRunError(
+                    f"stopped; go on with: fourstroke resume {self._prepared.folder.path}"
+                ) from error
             except FourstrokeError as error:
                 reason = str(error)
                 raise
@@ -202,61 +243,174 @@ class TrainingRun:
                 self._draw()
         return summary
 
+    # --- parts ------------------------------------------------------------------------------------------------------
+
     async def _run_parts(self) -> None:
         prepared, config = self._prepared, self._prepared.config
         self._phase("start engine and trainer", total=1)
-        engine, trainer = self._makers.engine(prepared), self._makers.trainer(prepared)
-        async with started(engine, trainer, timeout_s=config.deadlines.start_s):
-            runner = GroupRunner(
-                config,
-                taskset=prepared.taskset,
-                grader=prepared.grader,
-                engine=engine,
-                renderer=self._makers.renderer(prepared),
+        ledger = Ledger(prepared.folder.ledger_path)
+        with contextlib.closing(ledger), contextlib.closing(self._makers):
+            self._makers.open()
+            is_fresh = ledger.incarnations() == ()
+            workers = WorkerPool(lambda name: self._makers.worker(prepared, name), count=config.rollout.num_workers)
+            fleet = Fleet(
+                lambda name, incarnation: self._makers.engine(prepared, name, incarnation),
+                count=config.engine.count,
+                is_fresh=is_fresh,
+                on_routable=workers.route,
             )
-            if config.evaluation.before:
-                await self._evaluate("before", runner, engine)
-            await self._train(engine, trainer, runner)
-            async with within(config.deadlines.save_s, "the trained model to be saved"):
-                await trainer.save(str(prepared.folder.checkpoints_dir / f"step-{config.num_steps:06d}"))
-            if config.evaluation.after:
-                await self._evaluate("after", runner, engine)
+            trainer = TrainerHolder(lambda: self._makers.trainer(prepared))
+            async with started(workers, fleet, trainer, waits=self._waits, timeout_s=config.deadlines.start_s):
+                await self._watched(fleet, workers, self._work(fleet, workers, trainer, ledger))
 
-    async def _train(self, engine: Engine, trainer: Trainer, runner: GroupRunner) -> None:
-        prepared, folder = self._prepared, self._prepared.folder
-        ledger, payload = Ledger(folder.ledger_path), PayloadWriter(folder.payload_dir)
-        parts = Parts(engine=engine, trainer=trainer, runner=runner, ledger=ledger, payload=payload)
-        outlets = Outlets(on_step=self._on_step, on_event=folder.append_event, origin_s=self._origin_s)
-        controller = Controller(prepared.config, tasks=prepared.taskset.train, parts=parts, outlets=outlets)
-        self._phase("train", total=prepared.config.num_steps)
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        with contextlib.closing(ledger), contextlib.closing(payload):
-            try:
-                await controller.run()
-            finally:
-                self._train_seconds = loop.time() - started_s
+    async def _watched(self, fleet: Fleet, workers: WorkerPool, work: Coroutine[None, None, None]) -> None:
+        """Do the work while engines, workers and waits are looked after; what fails first is raised."""
+        config = self._prepared.config
+        self._watch = Watch(config, fleet=fleet, workers=workers, supervisor=self._supervisor, tell=self._tell)
+        working = asyncio.create_task(work, name="work")
+        beside = [
+            asyncio.create_task(self._watch.run(), name="watch"),
+            asyncio.create_task(self._report_waits(), name="report waits"),
+        ]
+        try:
+            done, _ = await asyncio.wait([working, *beside], return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda task: task is working):
+                task.result()
+        finally:
+            for task in (working, *beside):
+                task.cancel()
+            await asyncio.gather(working, *beside, return_exceptions=True)
 
-    async def _evaluate(self, name: str, runner: GroupRunner, engine: Engine) -> None:
+    async def _work(self, fleet: Fleet, workers: WorkerPool, trainer: TrainerHolder, ledger: Ledger) -> None:
+        config, folder = self._prepared.config, self._prepared.folder
+        rollouts = RetryingRollouts(workers, max_attempts=config.supervision.max_attempts)
+        is_fresh = bool(fleet.routable)
+        if config.evaluation.before and is_fresh:
+            await self._evaluate("before", rollouts, fleet)
+        elif not is_fresh:
+            self._read_evaluation("before")
+        await self._train(fleet, workers, trainer, ledger)
+        exported = folder.model_path(config.num_steps)
+        if not exported.exists():
+            async with self._waits.within(config.deadlines.save_s, "the trained model to be exported"):
+                await trainer.part.export(str(exported))
+        if config.evaluation.after:
+            await self._evaluate("after", rollouts, fleet)
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    async def _train(self, fleet: Fleet, workers: WorkerPool, trainer: TrainerHolder, ledger: Ledger) -> None:
+        """Incarnation after incarnation, until the last step is done or the policy stops the run."""
+        started_s = asyncio.get_running_loop().time()
+        reason = "the run began" if ledger.incarnations() == () else "resumed"
+        try:
+            while True:
+                try:
+                    await self._incarnation(fleet, workers, trainer, ledger, reason=reason)
+                except ActorDiedError as error:
+                    reason = str(error)
+                    await self._replace_trainer(trainer, error)
+                else:
+                    return
+        finally:
+            self._train_seconds = asyncio.get_running_loop().time() - started_s
+
+    async def _incarnation(
+        self, fleet: Fleet, workers: WorkerPool, trainer: TrainerHolder, ledger: Ledger, *, reason: str
+    ) -> None:
+        config, folder = self._prepared.config, self._prepared.folder
+        is_first = ledger.incarnations() == ()
+        step = newest_checkpoint(folder.checkpoints_dir)
+        start = restore(ledger, config, step=step, reason=reason)
+        self._tell(EventKind.INCARNATION_OPENED, incarnation=start.incarnation, step=step, reason=reason)
+        if step:
+            async with self._waits.within(
+                config.deadlines.start_s, f"the trainer to load the checkpoint of step {step}"
+            ):
+                await trainer.part.load(str(folder.checkpoint_path(step)))
+        if not is_first:
+            async with self._waits.within(config.deadlines.publish_s, f"the weights of step {step} to land"):
+                await fleet.publish(lambda: trainer.part.publish(step, incarnation=start.incarnation))
+        parts = Parts(fleet=fleet, trainer=trainer.part, workers=workers, ledger=ledger, supervisor=self._supervisor)
+        outlets = Outlets(
+            on_step=self._on_step,
+            on_event=folder.append_event,
+            checkpoint_path=folder.checkpoint_path,
+            on_checkpoint=lambda _: retain(folder.checkpoints_dir, keep=config.checkpoint.keep),
+            origin_s=self._origin_s,
+        )
+        tasks = self._prepared.taskset.train
+        self._controller = Controller(config, tasks=tasks, parts=parts, outlets=outlets, start=start)
+        self._phase("train", total=config.num_steps)
+        try:
+            await self._controller.run()
+        finally:
+            self._controller = None
+
+    async def _replace_trainer(self, trainer: TrainerHolder, error: ActorDiedError) -> None:
+        """A new trainer, or the error again where the policy stops the run."""
+        fault = Fault(
+            kind=FaultKind.TRAINER_DIED, subject="trainer", step=self._num_steps, num_others=0, reason=str(error)
+        )
+        self._tell(EventKind.FAULT, fault=fault.kind.value, part="trainer", reason=str(error))
+        if self._supervisor.decide(fault) is not Action.REPLACE:
+            raise error
+        self._reporter.note(f"{error}; going on from the newest checkpoint")
+        async with self._waits.within(self._prepared.config.deadlines.start_s, "a new trainer to start"):
+            await trainer.replace()
+        self._tell(EventKind.PART_REPLACED, part="trainer", successor="trainer")
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    async def _evaluate(self, name: str, rollouts: RetryingRollouts, fleet: Fleet) -> None:
         config = self._prepared.config
         tasks = self._prepared.taskset.held_out[: config.evaluation.num_tasks]
         self._phase(f"evaluate {name}", total=len(tasks))
-        async with within(config.deadlines.evaluate_s, f"the evaluation {name!r}"):
+        async with self._waits.within(config.deadlines.evaluate_s, f"the evaluation {name!r}"):
             report = await evaluate(
                 tasks,
                 name=name,
-                runner=runner,
+                rollouts=rollouts,
                 config=config,
-                version=engine.version.number,
+                version=fleet.version.number,
                 on_task=lambda done, _: self._reporter.advance(done),
             )
         self._reports[name] = report
-        file = self._prepared.folder.evaluations_dir / f"{name}.json"
-        write_atomic(file, msgspec.json.format(msgspec.json.encode(report)))
+        write_atomic(self._evaluation_path(name), msgspec.json.format(msgspec.json.encode(report)))
         self._tell(EventKind.EVALUATED, name=name, mean=report.estimate.mean, version=report.version)
         self._reporter.note(describe(report))
 
+    def _read_evaluation(self, name: str) -> None:
+        """An evaluation that an earlier incarnation made, if it did: the weights that it judged are gone now."""
+        path = self._evaluation_path(name)
+        if path.is_file():
+            self._reports[name] = msgspec.json.decode(path.read_bytes(), type=EvaluationReport)
+
+    def _evaluation_path(self, name: str) -> Path:
+        return self._prepared.folder.evaluations_dir / f"{name}.json"
+
+    # --- telling ----------------------------------------------------------------------------------------------------
+
+    async def _report_waits(self) -> None:
+        """Write down, each second, what every part waits for: ``fourstroke why`` reads it."""
+        while True:
+            waits = [*self._waits.now()]
+            if self._watch is not None:
+                waits += self._watch.waits()
+            if self._controller is not None:
+                waits += [*self._controller.waits.now(), *self._controller.trainer_waits]
+            report = WaitsReport(
+                written_unix=unix_now(),
+                pid=os.getpid(),
+                phase=self._phase_name,
+                step=self._num_steps,
+                waits=tuple(waits),
+            )
+            self._prepared.folder.write_waits(report)
+            await asyncio.sleep(_WAITS_EACH_S)
+
     def _phase(self, name: str, *, total: int) -> None:
+        self._phase_name = name
         self._tell(EventKind.PHASE_STARTED, phase=name, total=total)
         self._reporter.phase(name, total=total)
 
@@ -266,6 +420,8 @@ class TrainingRun:
 
     def _on_step(self, step: int, record: dict[str, float]) -> None:
         self._num_steps = step
+        if self._watch is not None:
+            self._watch.step = step
         self._prepared.folder.append_metrics(record)
         self._step_seconds.append(record["time/step_s"])
         remaining = self._prepared.config.num_steps - step
@@ -299,6 +455,28 @@ class TrainingRun:
                     after=points.get("after"),
                     title=folder.path.name,
                 )
+
+
+class TrainerHolder:
+    """The trainer of a run, which may be another one after a death."""
+
+    def __init__(self, make: Callable[[], Trainer]) -> None:
+        self._make = make
+        self.part = make()
+
+    async def start(self) -> None:
+        """Start the trainer."""
+        await self.part.start()
+
+    async def replace(self) -> None:
+        """Start a new trainer in place of a dead one."""
+        await self.part.close()
+        self.part = self._make()
+        await self.part.start()
+
+    async def close(self) -> None:
+        """End the trainer. May be called twice."""
+        await self.part.close()
 
 
 def describe(report: EvaluationReport) -> str:

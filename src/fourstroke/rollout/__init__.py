@@ -1,5 +1,7 @@
-"""Rollout: one group is one environment and seed, sampled several times, and graded."""
+"""Rollout: groups of one task and seed each, sampled several times, graded and stored."""
 
-from fourstroke.rollout.runner import GroupRunner
+from fourstroke.rollout.pool import WorkerPool
+from fourstroke.rollout.runner import Graders, GroupRunner
+from fourstroke.rollout.worker import RolloutWorker
 
-__all__ = ["GroupRunner"]
+__all__ = ["Graders", "GroupRunner", "RolloutWorker", "WorkerPool"]

@@ -3,7 +3,7 @@
 from fourstroke.store.files import write_atomic, writing
 from fourstroke.store.ledger import Audit, Ledger
 from fourstroke.store.payload import PayloadWriter, read_payload
-from fourstroke.store.readers import read_events, read_metrics, read_summary
+from fourstroke.store.readers import read_events, read_metrics, read_summary, read_waits
 from fourstroke.store.run_folder import RunFolder, RunIdentity
 from fourstroke.store.summary import RunStatus, Summary
 
@@ -19,6 +19,7 @@ __all__ = [
     "read_metrics",
     "read_payload",
     "read_summary",
+    "read_waits",
     "write_atomic",
     "writing",
 ]

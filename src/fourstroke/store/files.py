@@ -82,6 +82,26 @@ def write_atomic(path: Path, data: bytes) -> None:
             os.close(folder)
 
 
+def write_replacing(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` so that a reader has the old file or the new one; a power cut may take it.
+
+    Raises:
+        RunFolderError: The disk is full, or the place may not be written.
+    """
+    sibling = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        sibling.write_bytes(data)
+        sibling.replace(path)
+
+
+def end_torn_line(path: Path) -> None:
+    """Cut a last line that a killed writer left without its end, so that the next line stands by itself."""
+    if path.is_file():
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            os.truncate(path, data.rfind(b"\n") + 1)
+
+
 class LineWriter:
     r"""Appends lines to one file, each with a single write, so that a killed writer tears at most the last one.
 

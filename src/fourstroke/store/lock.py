@@ -42,6 +42,11 @@ class FolderLock:
             os.ftruncate(self._descriptor, 0)
             write_all(self._descriptor, f"{os.getpid()}\n".encode())
 
+    @property
+    def descriptor(self) -> int:
+        """The locked file; whoever holds a copy of it holds the lock too."""
+        return self._descriptor
+
     def close(self) -> None:
         """Let another process lock the folder. May be called twice."""
         if self._descriptor >= 0:

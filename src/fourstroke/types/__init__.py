@@ -1,6 +1,6 @@
 """The nouns that cross between rooms, the protocols behind the seams, and the codec. NumPy, never torch."""
 
-from fourstroke.types.codec import decode, encode
+from fourstroke.types.codec import decode, decode_either, encode
 from fourstroke.types.nouns import (
     Assignment,
     Batch,
@@ -20,6 +20,7 @@ from fourstroke.types.nouns import (
     Observation,
     PayloadReference,
     Publication,
+    RefusedGroup,
     RowRecord,
     RowShape,
     SampleRequest,
@@ -36,9 +37,10 @@ from fourstroke.types.nouns import (
     Unscored,
     Verdict,
     VersionRun,
+    Wait,
     WeightVersion,
 )
-from fourstroke.types.protocols import Engine, Environment, Grader, Taskset, Trainer
+from fourstroke.types.protocols import Engine, Environment, Grader, Sampler, Taskset, Trainer, Worker
 
 __all__ = [
     "Assignment",
@@ -62,9 +64,11 @@ __all__ = [
     "Observation",
     "PayloadReference",
     "Publication",
+    "RefusedGroup",
     "RowRecord",
     "RowShape",
     "SampleRequest",
+    "Sampler",
     "Scored",
     "Span",
     "StepStats",
@@ -80,7 +84,10 @@ __all__ = [
     "Unscored",
     "Verdict",
     "VersionRun",
+    "Wait",
     "WeightVersion",
+    "Worker",
     "decode",
+    "decode_either",
     "encode",
 ]

@@ -33,6 +33,7 @@ SCHEMAS: dict[type[nouns.Noun], int] = {
     nouns.Observation: 1,
     nouns.PayloadReference: 1,
     nouns.Publication: 1,
+    nouns.RefusedGroup: 1,
     nouns.RowRecord: 1,
     nouns.RowShape: 1,
     nouns.SampleRequest: 1,
@@ -47,12 +48,14 @@ SCHEMAS: dict[type[nouns.Noun], int] = {
     nouns.Trajectory: 1,
     nouns.Unscored: 1,
     nouns.VersionRun: 1,
+    nouns.Wait: 1,
     nouns.WeightVersion: 1,
 }
 
 _DTYPES = {"bool", "int8", "uint8", "int32", "int64", "float32", "float64"}
 
 NounT = TypeVar("NounT", bound=nouns.Noun)
+OtherT = TypeVar("OtherT", bound=nouns.Noun)
 
 
 def _array_to_wire(value: Any) -> Any:
@@ -108,3 +111,20 @@ def decode(data: bytes, noun: type[NounT]) -> NounT:
             raise
         raise CodecError(f"not a {noun.__name__}: {error}") from error
     return decoded
+
+
+def decode_either(data: bytes, first: type[NounT], second: type[OtherT]) -> NounT | OtherT:
+    """The noun in ``data``, which may be of two types.
+
+    Raises:
+        CodecError: As :func:`decode`.
+
+    Example:
+        >>> decode_either(encode(nouns.VersionRun(version=3, num_tokens=4)), nouns.Wait, nouns.VersionRun).num_tokens
+        4
+    """
+    try:
+        name, _, _ = _header.decode(data)
+    except msgspec.MsgspecError as error:
+        raise CodecError(f"neither {first.__name__} nor {second.__name__}: {error}") from error
+    return decode(data, first) if name == first.__name__ else decode(data, second)

@@ -478,6 +478,19 @@ class GroupRecord(Noun, frozen=True, kw_only=True):
         return sum(episode.num_sampled_tokens for episode in self.episodes)
 
 
+class RefusedGroup(Noun, frozen=True, kw_only=True):
+    """Why an assignment gives no group, now or at any other attempt.
+
+    Example:
+        >>> RefusedGroup(key="e0000-i000012", reason="does_not_fit", detail="a prompt of 900 tokens").reason
+        'does_not_fit'
+    """
+
+    key: str
+    reason: str
+    detail: str
+
+
 class RowRecord(Noun, frozen=True, kw_only=True):
     """One row of an optimiser batch: which row of which stored episode, and the two numbers that make it train.
 
@@ -508,6 +521,7 @@ class BatchRecord(Noun, frozen=True, kw_only=True):
 
     Attributes:
         step: Number of the training step.
+        update: Which of the step's optimiser updates, from 0.
         references: Where each group of the batch lies, by its id.
         rows: All rows, those without gradient too.
         num_sequences: Rows of the whole update.
@@ -515,11 +529,13 @@ class BatchRecord(Noun, frozen=True, kw_only=True):
         needs_proximal: Whether ``prepare`` must compute the proximal log-probabilities.
 
     Example:
-        >>> BatchRecord(step=1, references={}, rows=(), num_sequences=0, num_loss_tokens=0, needs_proximal=False).step
+        >>> BatchRecord(step=1, update=0, references={}, rows=(), num_sequences=0, num_loss_tokens=0,
+        ...             needs_proximal=False).step
         1
     """
 
     step: int
+    update: int
     references: dict[str, PayloadReference]
     rows: tuple[RowRecord, ...]
     num_sequences: int
@@ -671,6 +687,29 @@ class Publication(Noun, frozen=True, kw_only=True):
     path: str
     size_bytes: int
     tensors: tuple[TensorEntry, ...]
+
+
+# --- waits ----------------------------------------------------------------------------------------------------------
+
+
+class Wait(Noun, frozen=True, kw_only=True):
+    """One wait that goes on.
+
+    Attributes:
+        part: Who waits ("trainer", "worker-0").
+        what: What for, so that "waits for ..." reads as a sentence.
+        waited_s: Seconds so far.
+        deadline_s: Seconds after which somebody decides; 0 where the caller of the part has the deadline.
+
+    Example:
+        >>> Wait(part="batch", what="the groups of step 3", waited_s=12.0, deadline_s=600.0).part
+        'batch'
+    """
+
+    part: str
+    what: str
+    waited_s: float
+    deadline_s: float
 
 
 # --- estimates ------------------------------------------------------------------------------------------------------

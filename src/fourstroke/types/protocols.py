@@ -10,41 +10,31 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fourstroke.types.nouns import (
-    Batch,
+    Assignment,
+    BatchRecord,
     Completion,
     Episode,
+    GroupRecord,
     Message,
     Microbatch,
     Observation,
     Publication,
+    RefusedGroup,
     SampleRequest,
     StepStats,
     Task,
     Verdict,
+    Wait,
     WeightVersion,
 )
 
 
-class Engine(Protocol):
-    """An inference engine: token ids in, token ids and log-probabilities out, under a known weight version.
-
-    Life: ``start`` once, then any number of ``generate`` (concurrently), ``pause``/``update_weights``/``resume``, and
-    ``close`` once. ``update_weights`` is legal only while paused. After ``close``, or once the engine has died, every
-    call raises ``EngineDiedError``.
-    """
+class Sampler(Protocol):
+    """The part of an engine that rollout may use: token ids in, token ids and log-probabilities out."""
 
     @property
     def name(self) -> str:
         """Name of this engine in spans and logs ("vllm-0")."""
-        ...
-
-    @property
-    def version(self) -> WeightVersion:
-        """The weights that a request admitted now is sampled under."""
-        ...
-
-    async def start(self) -> None:
-        """Load the model and be ready to generate, at version number 0."""
         ...
 
     async def generate(self, request: SampleRequest) -> tuple[Completion, ...]:
@@ -54,6 +44,33 @@ class Engine(Protocol):
             DataError: A token id lies outside the vocabulary, or prompt and reply do not fit the context.
             EngineDiedError: The engine died before it answered.
         """
+        ...
+
+    async def generate_together(self, requests: Sequence[SampleRequest]) -> tuple[tuple[Completion, ...], ...]:
+        """Sample all requests as one batch whose result repeats bit for bit; legal only while nothing else runs.
+
+        Raises:
+            DataError: As ``generate``.
+            EngineDiedError: The engine died before it answered.
+        """
+        ...
+
+
+class Engine(Sampler, Protocol):
+    """An inference engine under a known weight version.
+
+    Life: ``start`` once, then any number of ``generate`` (concurrently), ``pause``/``update_weights``/``resume``, and
+    ``close`` once. ``update_weights`` is legal only while paused. After ``close``, or once the engine has died, every
+    call raises ``EngineDiedError``.
+    """
+
+    @property
+    def version(self) -> WeightVersion:
+        """The weights that a request admitted now is sampled under."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model and be ready to generate, at version number 0."""
         ...
 
     async def pause(self) -> None:
@@ -86,38 +103,111 @@ class Engine(Protocol):
         ...
 
 
+class Worker(Protocol):
+    """Turns assignments into graded groups: environments, sampling through engines, grading, storing.
+
+    After ``close``, or once the worker has died, every call raises ``ActorDiedError``.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of this worker in logs ("worker-0")."""
+        ...
+
+    async def start(self) -> None:
+        """Import the user's code and be ready."""
+        ...
+
+    async def route(self, engines: Sequence[Engine]) -> None:
+        """From now on sample on these engines alone."""
+        ...
+
+    async def run(
+        self, assignments: Sequence[Assignment], *, is_together: bool
+    ) -> tuple[GroupRecord | RefusedGroup, ...]:
+        """Sample, grade and store the groups; answers in the order of the assignments.
+
+        Args:
+            assignments: One or more.
+            is_together: Sample all of them as one batch that repeats bit for bit.
+
+        Raises:
+            EngineDiedError: The engine died before it answered.
+        """
+        ...
+
+    async def check_health(self) -> tuple[Wait, ...]:
+        """What the worker waits for now.
+
+        Raises:
+            ActorDiedError: It is dead; the text says how it ended.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every process of the worker. May be called twice."""
+        ...
+
+
 class Trainer(Protocol):
-    """The training engine: a few verbs, blind to reinforcement learning. Arrays in rows say all it needs."""
+    """The training engine: a few verbs, blind to reinforcement learning. Rows lie in the store.
+
+    Life: ``start``, perhaps ``load``; then for each step ``prepare`` for each of its updates, and for each update
+    ``forward_backward`` for each micro-batch and ``optim_step``; ``publish`` and ``save`` between steps; ``close``.
+    """
 
     async def start(self) -> None:
         """Load the model; the optimiser is fresh."""
         ...
 
-    async def prepare(self, batch: Batch) -> Batch:
-        """The batch with ``Column.PROXIMAL_LOGPROBS``: log-probabilities under the weights as they are now."""
+    async def prepare(self, batch: BatchRecord) -> None:
+        """Read the batch's rows into the ranks and, where it says so, compute proximal log-probabilities.
+
+        All batches of a step are prepared before its first update, so that the proximal policy is that of its start.
+        """
         ...
 
-    async def forward_backward(self, batch: Batch, microbatch: Microbatch) -> StepStats:
-        """Add the micro-batch's gradient to the step's; returns sums over its tokens."""
+    async def forward_backward(self, update: int, microbatch: Microbatch) -> StepStats:
+        """Add the gradient of some rows of a prepared batch to the update's; returns sums over their loss tokens."""
         ...
 
     async def optim_step(self) -> StepStats:
         """Clip, apply and clear the gradient. Sums hold ``grad_norm`` (before the clip) and ``learning_rate``."""
         ...
 
-    async def publish(self, number: int) -> Publication:
+    async def publish(self, number: int, *, incarnation: int) -> Publication:
         """Write the weights where engines read them, as publication ``number``."""
         ...
 
-    async def save(self, folder: str) -> None:
+    async def save(self, folder: str, *, step: int) -> None:
+        """Begin to write a checkpoint of the present state; legal between updates."""
+        ...
+
+    async def flush(self) -> None:
+        """Return once the checkpoint that was begun is whole on disk.
+
+        Raises:
+            RunFolderError: It could not be written.
+        """
+        ...
+
+    async def load(self, folder: str) -> int:
+        """Restore a checkpoint exactly; returns its step.
+
+        Raises:
+            RunFolderError: It is damaged, or of another model.
+        """
+        ...
+
+    async def export(self, folder: str) -> None:
         """Write the model in Hugging Face format, whole or not at all."""
         ...
 
-    async def check_health(self) -> None:
-        """Return if the trainer is alive.
+    async def check_health(self) -> tuple[Wait, ...]:
+        """What the trainer is at now.
 
         Raises:
-            ActorDiedError: It is not; the text names the process and how it ended.
+            ActorDiedError: It is dead; the text says how it ended.
         """
         ...
 

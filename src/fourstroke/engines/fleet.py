@@ -1,0 +1,161 @@
+"""All engines of a run: who may be routed to, how weights reach all of them, and how a dead one is replaced.
+
+    starting --> catching up --> routable --> lost
+                  (loads the newest publication, and proves its version)
+
+Invariants: an engine is routable only while its own word is that it holds the fleet's version; a publication lands on
+every routable engine or on none that stays routable; nothing writes the publication's buffer while an engine reads it
+(one lock is held from before the trainer writes until the last engine has loaded). Decides nothing: whoever watches
+calls ``replace`` or ``forget``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from fourstroke.errors import EngineDiedError, PublicationError
+from fourstroke.types import Engine, Publication, WeightVersion
+
+# What an engine says that it holds when it has loaded the checkpoint and must catch up: older than any publication.
+NOT_CAUGHT_UP = -1
+
+MakeEngine = Callable[[str, int], Engine]
+OnRoutable = Callable[[Sequence[Engine]], Awaitable[None]]
+
+
+class Fleet:
+    """The engines of one run.
+
+    Args:
+        make: Makes an engine, not started, from its name and the incarnation that it says it holds after its start: 0
+            for one that starts with version 0 of a fresh run, ``NOT_CAUGHT_UP`` for all others.
+        count: Number of engines.
+        is_fresh: Whether the checkpoint that engines start from is the run's version 0.
+        on_routable: Told of the engines that may be routed to, each time that they change.
+
+    Example:
+        >>> fleet = Fleet(make, count=2, is_fresh=True, on_routable=worker.route)  # doctest: +SKIP
+        >>> await fleet.start()  # doctest: +SKIP
+        >>> await fleet.publish(lambda: trainer.publish(1, incarnation=0))  # doctest: +SKIP
+    """
+
+    def __init__(self, make: MakeEngine, *, count: int, is_fresh: bool, on_routable: OnRoutable) -> None:
+        self._make = make
+        self._on_routable = on_routable
+        self._is_fresh = is_fresh
+        incarnation = 0 if is_fresh else NOT_CAUGHT_UP
+        self._engines = {name: make(name, incarnation) for name in (f"vllm-{number}" for number in range(count))}
+        self._started: set[str] = set()
+        self._routable: set[str] = set()
+        self._num_made = count
+        self._version: WeightVersion | None = None
+        self._publication: Publication | None = None
+        self._landing = asyncio.Lock()
+        self._is_routable = asyncio.Event()
+
+    @property
+    def version(self) -> WeightVersion:
+        """The weights that a request admitted now is sampled under."""
+        assert self._version is not None, "no weights have landed yet"
+        return self._version
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Every engine that was not lost, routable or not."""
+        return tuple(self._engines.values())
+
+    @property
+    def started(self) -> tuple[Engine, ...]:
+        """The engines that have started, routable or not, dead or alive."""
+        return tuple(engine for name, engine in self._engines.items() if name in self._started)
+
+    @property
+    def routable(self) -> tuple[Engine, ...]:
+        """The engines that hold the fleet's version."""
+        return tuple(engine for name, engine in self._engines.items() if name in self._routable)
+
+    async def start(self) -> None:
+        """Start all engines. Those of a fresh run are routable at once, at version 0; others after a publication."""
+        await asyncio.gather(*(engine.start() for engine in self.engines))
+        self._started = set(self._engines)
+        if self._is_fresh:
+            self._version = self.engines[0].version
+            self._routable = set(self._engines)
+            await self._tell()
+
+    async def publish(self, write: Callable[[], Awaitable[Publication]]) -> WeightVersion:
+        """Have new weights written, and land them on every engine.
+
+        An engine that dies on the way is no longer routable; the others go on. With none left this waits until one has
+        been replaced: the replacement takes these weights.
+
+        Args:
+            write: Writes the publication into its buffer, whose last content no engine reads any more.
+
+        Raises:
+            PublicationError: An engine refused it, or says that it holds something else.
+        """
+        async with self._landing:
+            publication = await write()
+            engines = self.started
+            landed = await asyncio.gather(*(self._land(engine, publication) for engine in engines))
+            self._publication, self._version = publication, publication.version
+            self._routable = {engine.name for engine, is_there in zip(engines, landed, strict=True) if is_there}
+            await self._tell()
+        await self._is_routable.wait()
+        return publication.version
+
+    async def replace(self, name: str) -> Engine:
+        """Start an engine in place of a dead one and bring it to the present weights; until then nobody routes to it.
+
+        Raises:
+            EngineDiedError: It cannot start.
+            PublicationError: It did not take the present weights.
+        """
+        await self.forget(name)
+        is_at_start = self._publication is None
+        successor = self._make(f"vllm-{self._num_made}", 0 if is_at_start and self._is_fresh else NOT_CAUGHT_UP)
+        self._num_made += 1
+        self._engines[successor.name] = successor
+        await successor.start()
+        async with self._landing:
+            # Weights may have landed while it started.
+            if self._publication is not None and not await self._land(successor, self._publication):
+                raise EngineDiedError(f"{successor.name} died while it took weights {self._publication.version}")
+            if successor.version != self.version:
+                raise PublicationError(f"{successor.name} holds {successor.version} and should hold {self.version}")
+            self._routable.add(successor.name)
+            self._started.add(successor.name)
+            await self._tell()
+        return successor
+
+    async def forget(self, name: str) -> None:
+        """Route nothing to an engine any more, and end what is left of it."""
+        engine = self._engines.pop(name)
+        self._routable.discard(name)
+        await self._tell()
+        await engine.close()
+
+    async def close(self) -> None:
+        """End all engines. May be called twice."""
+        await asyncio.gather(*(engine.close() for engine in self.engines))
+
+    async def _land(self, engine: Engine, publication: Publication) -> bool:
+        """Whether an engine now holds a publication; a dead one does not, one that holds something else is a fault."""
+        try:
+            await engine.pause()
+            held = await engine.update_weights(publication)
+            await engine.resume()
+        except EngineDiedError:
+            return False
+        if held != publication.version:
+            raise PublicationError(f"{engine.name} was sent version {publication.version} and holds {held}")
+        return True
+
+    async def _tell(self) -> None:
+        if self._routable:
+            self._is_routable.set()
+        else:
+            self._is_routable.clear()
+        await self._on_routable(self.routable)
