@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from fourstroke.algorithms import needs_gradient
 from fourstroke.config import RunConfig
-from fourstroke.errors import DataError, DoesNotFitError, MismatchError, TooManyDropsError
+from fourstroke.errors import DataError, DoesNotFitError, MismatchError, PublicationError, TooManyDropsError
 from fourstroke.observability import EventKind, MetricBook
 from fourstroke.observability.events import Event
 from fourstroke.orchestration import measures
@@ -294,6 +294,9 @@ class Controller:
         engine = self._parts.engine
         async with within(self._config.deadlines.publish_s, f"the weights of step {step} to land on {engine.name}"):
             publication = await self._parts.trainer.publish(step)
+            if publication.version.number != step:
+                # An engine takes the version that it holds a second time, so that it would not find this.
+                raise PublicationError(f"the trainer published version {publication.version} for step {step}")
             await engine.pause()
             version = await engine.update_weights(publication)
             await engine.resume()
