@@ -10,7 +10,7 @@ import pytest
 
 from fourstroke.algorithms.losses import bind_loss
 from fourstroke.config import ProcessSettings, load_config
-from fourstroke.engines.vllm import engine_arguments
+from fourstroke.engines.vllm import VllmEngine, engine_arguments
 from fourstroke.errors import ConfigError
 from fourstroke.observability import utc_now
 from fourstroke.orchestration.batching import build_batches
@@ -91,6 +91,7 @@ def test_each_leaf_is_read(tmp_path):
 
     _run_on_fakes(config, tmp_path)
     _one_real_update(config, tmp_path, model)
+    VllmEngine(config.engine, model, seed=config.seed)
     for on_gpu in (False, True):
         engine_arguments(config.engine, model, seed=config.seed, scratch=tmp_path, on_gpu=on_gpu)
     facts = HostFacts.gather(runs_dir=Path(config.runs_dir), shared_memory_dir=tmp_path)

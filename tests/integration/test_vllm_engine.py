@@ -1,4 +1,5 @@
-"""The real engine's life: agreement with Transformers, a calm terminal, death by SIGKILL, and no process left."""
+"""The real engine's life: agreement with Transformers, batches that repeat bit for bit, a calm terminal, death by
+SIGKILL, and no process left."""
 
 from __future__ import annotations
 
@@ -10,20 +11,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 import pytest
 
 from fourstroke.config import EngineConfig, process_settings
-from fourstroke.engines.vllm import VllmEngine
+from fourstroke.engines.vllm import CHECKPOINT, REPLACEMENT, VllmEngine
 from fourstroke.errors import EngineDiedError
 from fourstroke.testing.policy import TinyPolicy
 from fourstroke.testing.run import tiny_model
 from fourstroke.trainer.catalogue import resolve_model
-from fourstroke.types import SampleRequest
+from fourstroke.types import Completion, SampleRequest, WeightVersion
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="missing: vllm"),
@@ -31,6 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(300),
 ]
+
+T = TypeVar("T")
 
 CONFIG = EngineConfig(dtype="float32", max_model_len=256, max_num_seqs=16, kv_cache_gib=0.25, num_threads=1)
 
@@ -104,6 +108,66 @@ def test_in_fp32_the_first_step_agrees_with_the_trainers_side(largest_model_path
     assert np.abs(log_ratios).mean() < 1e-4
 
 
+def live_as_an_actor_does(scenario: Coroutine[Any, Any, T]) -> T:
+    """On uvloop's loop (vLLM requires the package), in a thread beside the main one."""
+    import uvloop
+
+    def live() -> T:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(scenario)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(live).result()
+
+
+def test_a_batch_repeats_bit_for_bit_over_rounds_updates_and_engines(model_path: Path, tmp_path: Path) -> None:
+    """160 completions, of which 16 are decoded at a time; the published weights are the checkpoint's own bytes. The
+    second engine is a replacement: it catches up with publication 7."""
+    policy = TinyPolicy(model_path, publication_path=tmp_path / "weights")
+    prompts = [[40 + n] * (1 + 13 * (n % 9)) for n in range(40)]
+    requests = [
+        SampleRequest(
+            id=f"g{n}",
+            prompt_ids=np.array(prompt, dtype=np.int32),
+            num_samples=4,
+            max_tokens=12 + n % 5,
+            temperature=1.0,
+            stop_ids=(0, 1, 2, 3, 4, 5, 6, 7),
+            seed=n,
+        )
+        for n, prompt in enumerate(prompts)
+    ]
+
+    async def rounds(held: WeightVersion, *, number: int) -> list[tuple[tuple[Completion, ...], ...]]:
+        engine = VllmEngine(CONFIG, model_path, seed=0, log_path=tmp_path / "engine.log", held=held)
+        try:
+            await engine.start()
+            assert engine.version == held
+            before = [await engine.generate_together(requests) for _ in range(2)]
+            await engine.pause()
+            publication = policy.publish(number)
+            for _ in range(2):
+                assert await engine.update_weights(publication) == publication.version
+            await engine.resume()
+            after = await engine.generate_together(requests)
+        finally:
+            await engine.close()
+        assert {run.version for groups in before for group in groups for c in group for run in c.versions} == {0}
+        assert {run.version for group in after for c in group for run in c.versions} == {number}
+        return [*before, after]
+
+    first = asyncio.run(rounds(CHECKPOINT, number=1))
+    second = live_as_an_actor_does(rounds(REPLACEMENT, number=7))
+    policy.close()
+
+    bits = [
+        [(c.ids.tobytes(), c.logprobs.tobytes(), c.stop) for group in groups for c in group]
+        for groups in (*first, *second)
+    ]
+    assert len(set(bits[0])) == 160
+    assert all(other == bits[0] for other in bits[1:])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_an_update_lands_and_agrees(model_path: Path, tmp_path: Path) -> None:
@@ -154,7 +218,7 @@ def test_a_killed_core_is_named_at_once_and_nothing_of_it_is_left(model_path: Pa
                     await call
             await engine.close()
 
-    asyncio.run(scenario())
+    live_as_an_actor_does(scenario())
 
     assert [pid for pid in children(os.getpid()) - before if is_core(pid)] == []
 

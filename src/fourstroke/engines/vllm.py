@@ -1,11 +1,20 @@
 """vLLM behind the ``Engine`` protocol, through its own asynchronous engine and its own pause and weight interfaces.
 
     start    import, launch the core process (its thread is ours: see ``_launch``), watch that process
-    generate request -> AsyncLLM.generate (one request, n samples) -> completions with versions
-    update   pause(keep, caches cleared) -> start, update, finish -> the worker's own word on what it holds -> resume
+    generate request -> its members -> gate (shut while paused) -> vLLM -> completions with versions
+    update   shut the gate, pause -> start, update, finish -> the worker's own word on what it holds -> resume, open
 
-Invariants: a request is checked here before vLLM sees it; every call to vLLM ends when the core process does; versions
-come from vLLM's spans and never from when an answer arrives. The same code runs on CPU and on GPU. May not judge
+What a pause does to the requests that run is ``engine.landing``:
+
+    landing   running requests                          caches    then
+    keep      stop where they are                       cleared   computed again under the new weights
+    keep_kv   stop where they are, values kept          kept      go on; newer requests share none of what is cached
+    drain     run to their end, which the pause awaits  cleared
+    abort     are cut                                   cleared   prompt and tokens so far are a new request
+
+Invariants: a request is checked here before vLLM sees it; nothing passes a shut gate; every call to vLLM ends when the
+core process does; a caller that is cancelled leaves nothing running; versions come from vLLM's spans and never from
+when an answer arrives. The same code runs on CPU and on GPU, on any event loop and in any thread. May not judge
 publications (``weights.receive`` does, in the core process) nor decide when to pause.
 """
 
@@ -18,36 +27,28 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fourstroke.config import EngineConfig
+from fourstroke.engines.vllm_member import Member
 from fourstroke.errors import DataError, EngineDiedError, FourstrokeError, PublicationError, boundary
-from fourstroke.types import (
-    Completion,
-    Publication,
-    SampleRequest,
-    StopReason,
-    VersionRun,
-    WeightVersion,
-    decode,
-    encode,
-)
+from fourstroke.types import Completion, Publication, SampleRequest, WeightVersion, decode, encode
 
 if TYPE_CHECKING:
-    from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 # vLLM silently raises a lower temperature to its minimum and refuses a higher one than its maximum.
 TEMPERATURE_RANGE = (0.01, 2.0)
-# The digest of the weights that vLLM loads from the checkpoint at start; no publication has it.
-CHECKPOINT = "checkpoint"
+# The weights that vLLM loads from the checkpoint at start; no publication has this digest.
+CHECKPOINT = WeightVersion(incarnation=0, number=0, digest="checkpoint")
+# The same in an engine that joins a run under way: older than any publication, so that it can catch up with any.
+REPLACEMENT = WeightVersion(incarnation=-1, number=0, digest="checkpoint")
 
 _BACKEND = "shared_memory"
 _MIN_BATCHED_TOKENS = 8192
@@ -59,7 +60,12 @@ _LOGGING_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 _LOGGING_CONFIG = "logging.json"
 _POLL_S = 0.05
 _NUM_LOOKS = 10
-_STOPS = {"stop": StopReason.FINISHED, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
+_PAUSES: dict[str, Literal["keep", "wait", "abort"]] = {
+    "keep": "keep",
+    "keep_kv": "keep",
+    "drain": "wait",
+    "abort": "abort",
+}
 # Start-up sets variables of the whole process, and tells its children from others': one engine at a time.
 _STARTING = threading.Lock()
 
@@ -156,10 +162,11 @@ class VllmEngine:
 
     Args:
         config: The engine's section.
-        model_path: Folder in Hugging Face format; its weights are version 0.
+        model_path: Folder in Hugging Face format.
         seed: Seed of the engine's own generators.
         name: Name in spans and logs.
         log_path: File for vLLM's logs; with None its errors alone go to the terminal.
+        held: What the weights in ``model_path`` count as: ``CHECKPOINT`` at the start of a run, else ``REPLACEMENT``.
 
     Example:
         >>> engine = VllmEngine(EngineConfig(), Path("smollm2"), seed=0)  # doctest: +SKIP
@@ -175,15 +182,24 @@ class VllmEngine:
         seed: int,
         name: str = "vllm-0",
         log_path: Path | None = None,
+        held: WeightVersion = CHECKPOINT,
     ) -> None:
         self._config = config
         self._model_path = model_path
         self._seed = seed
         self._name = name
         self._log_path = log_path
-        self._version = WeightVersion(incarnation=0, number=0, digest=CHECKPOINT)
+        self._version = held
         self._vocab_size = 0
+        self._landing = config.landing
+        # Open unless a pause has begun; members wait there to be added.
+        self._gate = asyncio.Event()
+        self._gate.set()
         self._is_paused = False
+        self._is_together = False
+        # Of every request that was not answered yet, in the order of the requests.
+        self._members: dict[Member, None] = {}
+        self._serial = count()
         self._llm: AsyncLLM | None = None
         # One thread launches vLLM and then lives as long as it: the kernel takes the end of the thread that started a
         # process for the end of its parent, and the core process dies with its parent.
@@ -209,7 +225,7 @@ class VllmEngine:
         return self._version
 
     async def start(self) -> None:
-        """Load the model and be ready to generate, at version number 0.
+        """Load the model and be ready to generate, under the version that it was made with.
 
         Raises:
             EngineDiedError: vLLM cannot start; the text says why.
@@ -219,15 +235,14 @@ class VllmEngine:
             self._launching = self._thread.submit(self._launch)
             await asyncio.wrap_future(self._launching)
             for process in self._processes:
-                assert process.pid is not None, process
-                descriptor = os.pidfd_open(process.pid)
-                self._watched[descriptor] = process
-                asyncio.get_running_loop().add_reader(descriptor, self._on_death, descriptor)
+                self._watch(process)
         self._obituary = ""
         await self._call("start", self._introduce(self._living()))
 
     async def generate(self, request: SampleRequest) -> tuple[Completion, ...]:
         """Sample ``request.num_samples`` completions. While paused, the request waits for ``resume``.
+
+        A caller that is cancelled takes its request along: vLLM stops working on it.
 
         Raises:
             DataError: A token id lies outside the vocabulary, prompt and reply do not fit the context, or vLLM cannot
@@ -235,17 +250,52 @@ class VllmEngine:
             EngineDiedError: The engine died before it answered.
         """
         llm = self._living()
+        assert not self._is_together, f"{self._name}: request {request.id} beside requests that run together"
         self._check_request(request)
-        return await self._call(f"request {request.id}", self._sample(llm, request))
+        members = self._members_of(llm, request)
+        with self._answering(members):
+            return tuple(await self._call(f"request {request.id}", self._finish_all(members)))
+
+    async def generate_together(self, requests: Sequence[SampleRequest]) -> tuple[tuple[Completion, ...], ...]:
+        """Sample all requests as one batch that repeats bit for bit: answers in the order of the requests.
+
+        All are added in order while vLLM is paused with empty caches, then released, so that vLLM composes the same
+        steps each time. Legal only while nothing else runs and not paused.
+
+        Raises:
+            DataError, EngineDiedError: As ``generate``; with a ``DataError`` none was sampled.
+        """
+        llm = self._living()
+        assert not self._members, f"{self._name}: {len(self._members)} completions run beside requests together"
+        assert self._gate.is_set(), f"{self._name}: requests together while paused"
+        for request in requests:
+            self._check_request(request)
+        groups = [self._members_of(llm, request) for request in requests]
+        members = [member for group in groups for member in group]
+        self._is_together = True
+        try:
+            with self._answering(members):
+                await self._call(f"{len(requests)} requests together", self._run_together(llm, members))
+        finally:
+            self._is_together = False
+        return tuple(tuple(member.completion for member in group) for group in groups)
 
     async def pause(self) -> None:
-        """Hold all requests where they are, and clear every cache; they are recomputed when they run again."""
+        """Hold new requests, and do with those that run as ``engine.landing`` says; see the module.
+
+        One that was given up before it was done is ended by ``resume``.
+        """
         llm = self._living()
-        await self._call("pause", llm.pause_generation(mode="keep", clear_cache=True))
+        assert not self._is_together, f"{self._name}: pause while requests run together"
+        self._gate.clear()
+        await self._call("pause", self._land(llm))
         self._is_paused = True
 
     async def update_weights(self, publication: Publication) -> WeightVersion:
         """Load a publication and return the version that the worker now proves to hold. Legal only while paused.
+
+        One of the very version that is held already (a fleet publishes again to all after a replacement) changes
+        nothing.
 
         Raises:
             PublicationError: The worker refused it, or holds another version afterwards.
@@ -265,6 +315,7 @@ class VllmEngine:
         llm = self._living()
         self._is_paused = False
         await self._call("resume", llm.resume_generation())
+        self._gate.set()
 
     async def check_health(self) -> None:
         """Return if the engine is alive.
@@ -376,49 +427,76 @@ class VllmEngine:
                 f"request {request.id} has temperature {request.temperature}; vLLM samples at {low} to {high}"
             )
 
-    async def _sample(self, llm: AsyncLLM, request: SampleRequest) -> tuple[Completion, ...]:
-        from vllm import SamplingParams
-        from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
-
-        parameters = SamplingParams(
-            n=request.num_samples,
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            seed=spread_seed(request.seed),
-            stop_token_ids=list(request.stop_ids),
-            # The stop ids of the request alone end a completion.
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        outputs = [
-            output
-            async for output in llm.generate(tokens_input(request.prompt_ids.tolist()), parameters, request.id)
-            if output.finished
+    def _members_of(self, llm: AsyncLLM, request: SampleRequest) -> list[Member]:
+        return [
+            Member(llm, request, index=index, name=f"{request.id}/{next(self._serial)}", engine=self._name)
+            for index in range(request.num_samples)
         ]
-        completions = sorted(outputs[-1].outputs, key=lambda completion: completion.index)
-        assert len(completions) == request.num_samples, (request.id, len(completions))
-        return tuple(self._completion(completion) for completion in completions)
 
-    def _completion(self, output: CompletionOutput) -> Completion:
-        ids = np.array(output.token_ids, dtype=np.int32)
-        assert output.logprobs is not None, output
-        sampled = zip(output.token_ids, output.logprobs, strict=True)
-        logprobs = np.array([position[token].logprob for token, position in sampled], dtype=np.float32)
-        # vLLM labels every step with the version that it was told at the last update, and reports runs of one label.
-        # There are none only where nothing was sampled: a request that was aborted before its first token.
-        spans = output.weight_versions or []
-        versions = tuple(VersionRun(version=int(span.version), num_tokens=span.end - span.start) for span in spans)
-        return Completion(
-            ids=ids,
-            # A probability that rounds to 1 can come out a hair above 0.
-            logprobs=np.minimum(logprobs, 0.0),
-            versions=versions,
-            stop=_STOPS[output.finish_reason or "abort"],
-            engine=self._name,
-        )
+    @contextmanager
+    def _answering(self, members: Sequence[Member]) -> Iterator[None]:
+        self._members.update(dict.fromkeys(members))
+        try:
+            yield
+        finally:
+            for member in members:
+                del self._members[member]
+
+    async def _finish_all(self, members: Sequence[Member]) -> list[Completion]:
+        tasks = [asyncio.create_task(self._finish(member)) for member in members]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            # If one fails, nobody waits for the others.
+            for task in tasks:
+                task.cancel()
+
+    async def _finish(self, member: Member) -> Completion:
+        """See a member through all of its parts."""
+        try:
+            while not member.is_whole:
+                if not member.is_added:
+                    await self._pass_gate()
+                    await member.add(cache_salt=self._cache_salt())
+                await member.take()
+        except asyncio.CancelledError:
+            if not self._obituary:
+                await member.abort()
+            raise
+        return member.completion
+
+    async def _pass_gate(self) -> None:
+        while not self._gate.is_set():
+            # It may be shut again before this task runs.
+            await self._gate.wait()
+
+    def _cache_salt(self) -> str | None:
+        """Where a pause leaves the caches as they are, none is shared across versions."""
+        return str(self._version) if self._landing == "keep_kv" else None
+
+    async def _run_together(self, llm: AsyncLLM, members: Sequence[Member]) -> None:
+        try:
+            await llm.pause_generation(mode="keep", clear_cache=True)
+            for member in members:
+                await member.add(cache_salt=self._cache_salt())
+            # Messages keep their order: vLLM has them all before it reads this one.
+            await llm.resume_generation()
+            await self._finish_all(members)
+        except asyncio.CancelledError:
+            if not self._obituary:
+                for member in members:
+                    await member.abort()
+                await llm.resume_generation()
+            raise
+
+    async def _land(self, llm: AsyncLLM) -> None:
+        is_cache_kept = self._landing == "keep_kv"
+        await llm.pause_generation(mode=_PAUSES[self._landing], clear_cache=not is_cache_kept)
+        if is_cache_kept:
+            # They have the salt of these weights and would begin under the next: they are added anew, with theirs.
+            for member in tuple(self._members):
+                if member.has_no_token:
+                    await member.abort()
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
@@ -464,6 +542,12 @@ class VllmEngine:
         finally:
             self._tasks.discard(task)
 
+    def _watch(self, process: BaseProcess) -> None:
+        assert process.pid is not None, process
+        descriptor = os.pidfd_open(process.pid)
+        self._watched[descriptor] = process
+        asyncio.get_running_loop().add_reader(descriptor, self._on_death, descriptor)
+
     def _on_death(self, descriptor: int) -> None:
         """The kernel says that a watched process ended."""
         process = self._unwatch(descriptor)
@@ -498,19 +582,6 @@ class VllmEngine:
 
     def _see_log(self) -> str:
         return f" (log: {self._log_path})" if self._log_path else ""
-
-
-def spread_seed(seed: int) -> int:
-    """A seed far from those of neighbouring seeds, in [0, 2**63).
-
-    vLLM gives sample i of a request the seed + i, so that requests with seeds 7 and 8 would share samples.
-    (Multiplicative hashing: Knuth, The Art of Computer Programming 3, 6.4.)
-
-    Example:
-        >>> spread_seed(1), spread_seed(2)
-        (2177342782468422677, 4354685564936845354)
-    """
-    return seed * 0x9E3779B97F4A7C15 % 2**63
 
 
 def _vocab_size(model_path: Path) -> int:

@@ -102,12 +102,14 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Nothing yet: see the class."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Verify and load a publication.
+        """Verify and load a publication; one of the version that is held already is left alone.
 
         Raises:
             PublicationError: It is not what it must be; nothing was loaded.
         """
         publication = decode(update_info.publication, Publication)
+        if publication.version == self.held:
+            return
         tensors = self._receiver.receive(publication, held=self.held)
         reload_weights(
             self.vllm_config, self.model, weights_iterator=tensors, weights_path=None, is_checkpoint_format=True

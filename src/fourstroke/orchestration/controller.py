@@ -33,7 +33,7 @@ from pathlib import Path
 from fourstroke.algorithms import needs_gradient
 from fourstroke.config import RunConfig
 from fourstroke.engines.fleet import Fleet
-from fourstroke.errors import MismatchError, TooManyDropsError
+from fourstroke.errors import MismatchError, PublicationError, TooManyDropsError
 from fourstroke.observability import EventKind, MetricBook, Waits
 from fourstroke.observability.events import Event
 from fourstroke.orchestration import measures
@@ -48,7 +48,7 @@ from fourstroke.orchestration.supervision import Supervisor
 from fourstroke.rollout import WorkerPool
 from fourstroke.store import Ledger
 from fourstroke.trainer.packing import plan
-from fourstroke.types import BatchRecord, Draw, GroupRecord, Microbatch, StepStats, Task, Trainer, Wait
+from fourstroke.types import BatchRecord, Draw, GroupRecord, Microbatch, Publication, StepStats, Task, Trainer, Wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,10 +362,16 @@ class Controller:
 
     async def _publish(self, step: int) -> None:
         """New weights, proved to have arrived, before any slot comes back."""
-        trainer, incarnation = self._parts.trainer, self._start.incarnation
         async with self._waits.within(self._config.deadlines.publish_s, f"the weights of step {step} to land"):
-            version = await self._parts.fleet.publish(lambda: trainer.publish(step, incarnation=incarnation))
+            version = await self._parts.fleet.publish(lambda: self._written(step))
         self._tell(EventKind.WEIGHTS_LANDED, step=step, version=str(version))
+
+    async def _written(self, step: int) -> Publication:
+        publication = await self._parts.trainer.publish(step, incarnation=self._start.incarnation)
+        if publication.version.number != step:
+            # An engine takes the version that it holds a second time, so that it would not find this.
+            raise PublicationError(f"the trainer published version {publication.version} for step {step}")
+        return publication
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

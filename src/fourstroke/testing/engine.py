@@ -2,8 +2,8 @@
 
     logits(ids so far) + shift by version -> softmax at the temperature -> token by (seed, member, position, version)
 
-Like the real one it holds requests while paused and goes on with them under the new weights. Without a ``logits_fn``
-the distribution depends on the last token alone.
+Like the real one it holds requests while paused and goes on with them under the new weights, or drains them first, as
+its landing says. Without a ``logits_fn`` the distribution depends on the last token alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from fourstroke.engines.parts import merge_runs
+from fourstroke.engines.vllm import CHECKPOINT
 from fourstroke.errors import DataError, EngineDiedError, PublicationError
 from fourstroke.types import Completion, Publication, SampleRequest, StopReason, VersionRun, WeightVersion
 
@@ -30,6 +33,9 @@ class FakeEngineSettings:
         token_s: Seconds that a token takes.
         dies_at_request: Number (from 0) of the request in which the engine dies, or None.
         shapes: With names and shapes given, publications are verified by the real receiver.
+        landing: What an update does to requests that run, as ``EngineConfig.landing``. With ``keep_kv`` their further
+            tokens come of a distribution between that of the version they began under and the new one. ``keep`` and
+            ``abort`` are alike here: a fake computes everything again for each token.
     """
 
     vocab_size: int = 32
@@ -37,6 +43,7 @@ class FakeEngineSettings:
     token_s: float = 0.01
     dies_at_request: int | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
+    landing: Literal["keep", "keep_kv", "drain", "abort"] = "keep"
 
 
 class FakeEngine:
@@ -46,6 +53,7 @@ class FakeEngine:
         settings: How it behaves.
         logits_fn: float64 [V] of the ids so far, prompt included; None for a distribution of its own.
         name: Name in spans.
+        held: The version that it starts under; ``engines.vllm.REPLACEMENT`` in one that joins a run under way.
 
     Example:
         >>> request = SampleRequest(id="g1", prompt_ids=np.array([1, 2], np.int32), num_samples=2, max_tokens=3,
@@ -64,12 +72,16 @@ class FakeEngine:
         *,
         logits_fn: LogitsFn | None = None,
         name: str = "fake-0",
+        held: WeightVersion = CHECKPOINT,
     ) -> None:
         self._settings = settings or FakeEngineSettings()
         self._logits_fn = logits_fn or self._own_logits
         self._name = name
-        self._version = WeightVersion(incarnation=0, number=0, digest="checkpoint")
+        self._version = held
         self._running = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_running = 0
         self._obituary = f"{name} was not started"
         self._num_requests = 0
 
@@ -83,8 +95,13 @@ class FakeEngine:
         """The weights that a token is sampled under now."""
         return self._version
 
+    @property
+    def num_running(self) -> int:
+        """Completions that are being sampled, those held by a pause included."""
+        return self._num_running
+
     async def start(self) -> None:
-        """Be ready, at version number 0."""
+        """Be ready, under the version that it was made with."""
         self._obituary = ""
         self._running.set()
 
@@ -100,15 +117,31 @@ class FakeEngine:
         number, self._num_requests = self._num_requests, self._num_requests + 1
         if number == self._settings.dies_at_request:
             self.kill()
-        return tuple(await asyncio.gather(*(self._sample(request, member) for member in range(request.num_samples))))
+        return tuple(await asyncio.gather(*(self._run(request, member) for member in range(request.num_samples))))
+
+    async def generate_together(self, requests: Sequence[SampleRequest]) -> tuple[tuple[Completion, ...], ...]:
+        """Sample all requests; what is sampled depends on them and the weights alone. Legal only while nothing runs.
+
+        Raises:
+            DataError, EngineDiedError: As ``generate``.
+        """
+        self._check_alive()
+        assert not self._num_running, f"{self._name}: {self._num_running} completions run beside requests together"
+        assert self._running.is_set(), f"{self._name}: requests together while paused"
+        for request in requests:
+            self._check_request(request)
+        return tuple(await asyncio.gather(*(self.generate(request) for request in requests)))
 
     async def pause(self) -> None:
-        """Hold all requests before their next token."""
+        """Hold all requests before their next token; or, where it drains, new ones alone, until the others are done."""
         self._check_alive()
         self._running.clear()
+        if self._settings.landing == "drain":
+            await self._idle.wait()
+            self._check_alive()
 
     async def update_weights(self, publication: Publication) -> WeightVersion:
-        """Take over a publication's version. Legal only while paused.
+        """Take over a publication's version, unless it is held already. Legal only while paused.
 
         Raises:
             PublicationError: The version does not follow, or (with shapes given) the publication does not arrive whole.
@@ -116,9 +149,11 @@ class FakeEngine:
         self._check_alive()
         assert not self._running.is_set(), f"{self._name}: update_weights while requests run"
         version = publication.version
+        if version == self._version:
+            return version
         if self._settings.shapes is not None:
             self._verify(publication, shapes=self._settings.shapes)
-        elif version.incarnation == self._version.incarnation and version.number != self._version.number + 1:
+        elif not _follows(version, held=self._version):
             raise PublicationError(f"publication {version.number} does not follow version {self._version.number}")
         self._version = version
         return version
@@ -143,6 +178,7 @@ class FakeEngine:
     def _end(self, obituary: str) -> None:
         self._obituary = self._obituary or obituary
         self._running.set()
+        self._idle.set()
 
     def _check_alive(self) -> None:
         if self._obituary:
@@ -162,30 +198,47 @@ class FakeEngine:
 
         Receiver(shapes, dtype=publication.tensors[0].dtype).receive(publication, held=self._version)
 
+    async def _run(self, request: SampleRequest, member: int) -> Completion:
+        while not self._running.is_set():
+            # A pause may begin anew before this task runs.
+            await self._running.wait()
+        self._num_running += 1
+        self._idle.clear()
+        try:
+            return await self._sample(request, member)
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._idle.set()
+
     async def _sample(self, request: SampleRequest, member: int) -> Completion:
-        prompt = request.prompt_ids.tolist()
+        prompt, began = request.prompt_ids.tolist(), self._version.number
         ids: list[int] = []
         logprobs: list[float] = []
-        versions: list[int] = []
+        runs: list[VersionRun] = []
         stop = StopReason.LENGTH
         while len(ids) < request.max_tokens:
             await asyncio.sleep(self._settings.token_s)
-            await self._running.wait()
+            if self._settings.landing != "drain":
+                await self._running.wait()
             self._check_alive()
             version = self._version.number
-            logprobs_V = log_softmax(self.logits([*prompt, *ids], version) / request.temperature)
+            logits_V = self.logits([*prompt, *ids], version)
+            if self._settings.landing == "keep_kv":
+                logits_V = (logits_V + self.logits([*prompt, *ids], began)) / 2
+            logprobs_V = log_softmax(logits_V / request.temperature)
             generator = np.random.default_rng([request.seed, member, len(ids), version])
             token = int(generator.choice(len(logprobs_V), p=np.exp(logprobs_V)))
             ids.append(token)
             logprobs.append(float(logprobs_V[token]))
-            versions.append(version)
+            runs.append(VersionRun(version=version, num_tokens=1))
             if token in request.stop_ids:
                 stop = StopReason.FINISHED
                 break
         return Completion(
             ids=np.array(ids, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
-            versions=version_runs(versions),
+            versions=merge_runs(runs),
             stop=stop,
             engine=self._name,
         )
@@ -203,6 +256,13 @@ class FakeEngine:
         return np.random.default_rng(ids[-1]).standard_normal(self._settings.vocab_size)
 
 
+def _follows(version: WeightVersion, *, held: WeightVersion) -> bool:
+    """The real receiver's rule: the next number, or any of a newer incarnation."""
+    if version.incarnation == held.incarnation:
+        return version.number == held.number + 1
+    return version.incarnation > held.incarnation
+
+
 def log_softmax(logits_V: np.ndarray) -> np.ndarray:
     """float64 [V]: logarithm of the softmax.
 
@@ -213,19 +273,3 @@ def log_softmax(logits_V: np.ndarray) -> np.ndarray:
     shifted_V = logits_V - logits_V.max()
     normalised_V: np.ndarray = shifted_V - np.log(np.exp(shifted_V).sum())
     return normalised_V
-
-
-def version_runs(versions: Sequence[int]) -> tuple[VersionRun, ...]:
-    """Runs of equal versions, in order.
-
-    Example:
-        >>> [(run.version, run.num_tokens) for run in version_runs([3, 3, 4])]
-        [(3, 2), (4, 1)]
-    """
-    runs: list[VersionRun] = []
-    for version in versions:
-        if runs and runs[-1].version == version:
-            runs[-1] = VersionRun(version=version, num_tokens=runs[-1].num_tokens + 1)
-        else:
-            runs.append(VersionRun(version=version, num_tokens=1))
-    return tuple(runs)

@@ -40,6 +40,8 @@ class Sampler(Protocol):
     async def generate(self, request: SampleRequest) -> tuple[Completion, ...]:
         """Sample ``request.num_samples`` completions. While paused, the request waits for ``resume``.
 
+        A caller that is cancelled takes its request along: the engine stops working on it.
+
         Raises:
             DataError: A token id lies outside the vocabulary, or prompt and reply do not fit the context.
             EngineDiedError: The engine died before it answered.
@@ -47,10 +49,12 @@ class Sampler(Protocol):
         ...
 
     async def generate_together(self, requests: Sequence[SampleRequest]) -> tuple[tuple[Completion, ...], ...]:
-        """Sample all requests as one batch whose result repeats bit for bit; legal only while nothing else runs.
+        """Sample all requests as one batch that repeats bit for bit: answers in the order of the requests.
+
+        Legal only while nothing else runs and not paused.
 
         Raises:
-            DataError: As ``generate``.
+            DataError: As ``generate``; none was sampled.
             EngineDiedError: The engine died before it answered.
         """
         ...
@@ -62,6 +66,9 @@ class Engine(Sampler, Protocol):
     Life: ``start`` once, then any number of ``generate`` (concurrently), ``pause``/``update_weights``/``resume``, and
     ``close`` once. ``update_weights`` is legal only while paused. After ``close``, or once the engine has died, every
     call raises ``EngineDiedError``.
+
+    How new weights land on requests that run is the engine's setting (``EngineConfig.landing``). A caller sees the same
+    of each: whole completions, of at most ``max_tokens``, whose ``versions`` say which token came of which weights.
     """
 
     @property
@@ -70,15 +77,20 @@ class Engine(Sampler, Protocol):
         ...
 
     async def start(self) -> None:
-        """Load the model and be ready to generate, at version number 0."""
+        """Load the model and be ready to generate, under the version that the engine was made with."""
         ...
 
     async def pause(self) -> None:
-        """Hold all requests, and clear every cache that holds values of the present weights."""
+        """Hold new requests, and stop, finish or cut those that run, as the engine's setting says.
+
+        After it no cached value of the present weights serves a request that begins under the next.
+        """
         ...
 
     async def update_weights(self, publication: Publication) -> WeightVersion:
         """Load a publication and return the version that the engine now proves to hold.
+
+        A publication of the very version that is held already (digest included) is accepted, and changes nothing.
 
         Raises:
             PublicationError: Names, shapes, dtypes, digests or the order of versions are not what they must be;

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fourstroke.engines.vllm import REPLACEMENT
 from fourstroke.errors import EngineDiedError, PublicationError
 from fourstroke.testing.clock import run_virtual
 from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
@@ -117,6 +118,100 @@ def test_a_newer_incarnation_begins_anywhere() -> None:
         return (await engine.update_weights(publication(7, incarnation=1))).number
 
     assert run_virtual(scenario()) == 7
+
+
+def test_a_replacement_catches_up_with_any_publication_and_may_get_it_again() -> None:
+    async def scenario() -> FakeEngine:
+        engine = FakeEngine(held=REPLACEMENT)
+        await engine.start()
+        assert (engine.version.incarnation, engine.version.number) == (-1, 0)
+        await engine.pause()
+        for _ in range(2):
+            assert await engine.update_weights(publication(7)) == engine.version == publication(7).version
+        with pytest.raises(PublicationError, match="publication 9 does not follow version 7"):
+            await engine.update_weights(publication(9))
+        other = WeightVersion(incarnation=0, number=7, digest="another")
+        with pytest.raises(PublicationError, match="publication 7 does not follow version 7"):
+            await engine.update_weights(Publication(version=other, path="nowhere", size_bytes=0, tensors=()))
+        return engine
+
+    assert run_virtual(scenario()).version.number == 7
+
+
+def test_a_drained_pause_takes_as_long_as_the_longest_request_and_holds_new_ones() -> None:
+    async def scenario() -> tuple[float, tuple[Completion, ...], tuple[Completion, ...]]:
+        engine = await started(FakeEngineSettings(token_s=1.0, landing="drain"))
+        running = [asyncio.create_task(engine.generate(make_request(max_tokens=n))) for n in (4, 10)]
+        await asyncio.sleep(2.5)
+        pausing = asyncio.create_task(engine.pause())
+        await asyncio.sleep(1)
+        late = asyncio.create_task(engine.generate(make_request()))
+        await pausing
+        paused_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(100)
+        await engine.update_weights(publication(1))
+        await engine.resume()
+        return paused_s, await running[1], await late
+
+    paused_s, early, late = run_virtual(scenario())
+
+    assert paused_s == pytest.approx(10.0)
+    assert [(run.version, run.num_tokens) for run in early[0].versions] == [(0, 10)]
+    assert [(run.version, run.num_tokens) for run in late[0].versions] == [(1, 10)]
+
+
+def test_a_death_ends_a_pause_that_drains() -> None:
+    async def scenario() -> None:
+        engine = await started(FakeEngineSettings(token_s=1.0, landing="drain"))
+        running = asyncio.create_task(engine.generate(make_request()))
+        await asyncio.sleep(2.5)
+        pausing = asyncio.create_task(engine.pause())
+        await asyncio.sleep(1)
+        engine.kill()
+        for call in (pausing, running):
+            with pytest.raises(EngineDiedError):
+                await call
+
+    run_virtual(scenario())
+
+
+def test_a_pause_that_begins_as_another_ends_still_holds_new_requests() -> None:
+    async def scenario() -> bool:
+        engine = await started(FakeEngineSettings(token_s=1.0, landing="drain"))
+        await engine.pause()
+        late = asyncio.create_task(engine.generate(make_request()))
+        await asyncio.sleep(1)
+        await engine.resume()
+        await engine.pause()
+        await asyncio.sleep(100)
+        was_done = late.done()
+        await engine.resume()
+        await late
+        return was_done
+
+    assert run_virtual(scenario()) is False
+
+
+def test_nothing_is_computed_for_a_caller_that_was_cancelled() -> None:
+    computed = 0
+
+    def logits(_: Sequence[int]) -> np.ndarray:
+        nonlocal computed
+        computed += 1
+        return np.zeros(32)
+
+    async def scenario() -> None:
+        engine = FakeEngine(FakeEngineSettings(token_s=1.0), logits_fn=logits)
+        await engine.start()
+        request = asyncio.create_task(engine.generate(make_request(num_samples=3)))
+        await asyncio.sleep(4.5)
+        request.cancel()
+        await asyncio.sleep(100)
+        assert (request.cancelled(), engine.num_running) == (True, 0)
+
+    run_virtual(scenario())
+
+    assert computed == 3 * 4
 
 
 def test_given_shapes_it_verifies_a_real_publication(tmp_path: Path) -> None:

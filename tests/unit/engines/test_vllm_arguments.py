@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fourstroke.config import EngineConfig
-from fourstroke.engines.vllm import _set_for_children, child_environment, engine_arguments, spread_seed
+from fourstroke.engines.vllm import _set_for_children, child_environment, engine_arguments
 
 # A value of each leaf that is not its default, the place where vLLM reads it, and on what machine.
 LEAVES: dict[str, tuple[Any, str, Any, bool]] = {
@@ -31,7 +30,8 @@ def arguments(config: EngineConfig, *, on_gpu: bool = False) -> dict[str, Any]:
 
 
 def test_the_table_holds_every_leaf() -> None:
-    assert LEAVES.keys() == EngineConfig.model_fields.keys()
+    """But for two that are not vLLM's: how many engines there are, and what a pause does (the engines' contract)."""
+    assert LEAVES.keys() | {"count", "landing"} == EngineConfig.model_fields.keys()
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
@@ -89,14 +89,6 @@ def test_variables_are_set_for_a_while_and_the_users_own_are_left(monkeypatch: p
 
     assert os.environ["FOURSTROKE_TEST_USERS"] == "theirs"
     assert "FOURSTROKE_TEST_OURS" not in os.environ
-
-
-def test_neighbouring_seeds_lie_far_apart() -> None:
-    """The samples of a request take the seeds from its own upwards, and no group has a million members."""
-    seeds = sorted(spread_seed(seed) for seed in range(2000))
-
-    assert min(right - left for left, right in pairwise(seeds)) > 1_000_000
-    assert 0 <= seeds[0] <= seeds[-1] < 2**63
 
 
 def test_importing_the_room_loads_no_engine() -> None:

@@ -328,6 +328,10 @@ def test_a_wrong_manifest(
         (1, 5, (0, 7), True),
         (1, 8, (0, 7), True),
         (0, 8, (1, 7), False),
+        # A replacement, which holds the checkpoint alone, catches up with any.
+        (0, 0, (-1, 0), True),
+        (0, 7, (-1, 0), True),
+        (3, 7, (-1, 0), True),
     ],
 )
 def test_the_order_of_versions(
