@@ -1,7 +1,7 @@
 """Where parts run. Classes are plain Python; this file alone makes processes of them and reaches them.
 
 The trainer gets a process of its own, so that its work never holds up the event loop and can be killed: the driver
-talks to it over a socket pair in frames (``wire``), one verb at a time.
+talks to it over a socket pair in frames (``types.frames``), one verb at a time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TypeVar
 from fourstroke import errors
 from fourstroke.config import RunConfig
 from fourstroke.errors import ActorDiedError, FourstrokeError
-from fourstroke.orchestration.wire import pack, read_frame
 from fourstroke.types import Batch, Microbatch, Publication, StepStats, decode, encode
+from fourstroke.types.frames import pack, read_frame
 from fourstroke.types.nouns import Noun
 
 _GRACE_S = 2.0

@@ -20,9 +20,9 @@ from pathlib import Path
 from fourstroke.algorithms.losses import bind_loss
 from fourstroke.config import RunConfig
 from fourstroke.errors import ActorDiedError, FourstrokeError, boundary
-from fourstroke.orchestration.wire import pack, receive_frame
 from fourstroke.trainer.engine import TorchTrainer
 from fourstroke.types import Batch, Microbatch, decode, encode
+from fourstroke.types.frames import pack, receive_frame
 
 _PR_SET_PDEATHSIG = 1
 
