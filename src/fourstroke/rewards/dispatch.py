@@ -111,20 +111,24 @@ class Dispatcher:
             What the worker answered, or ``Unscored`` with the reason ``timeout``, ``crashed``, or ``aborted`` where
             ``close`` came first. A caller that is cancelled takes the worker's process along.
         """
+        loop = asyncio.get_running_loop()
         async with self._idle_worker() as worker:
-            if not worker.is_running and not self._is_closed:
-                try:
-                    await self._start(worker)
-                except FourstrokeError as error:
-                    return self._unscored("crashed", f"no grader for episode {episode.id}: {error}")
-            if self._is_closed:
-                return self._unscored("aborted", f"graders were closed before episode {episode.id} was graded")
-            return await self._judge(worker, task, episode)
+            began = loop.time()
+            try:
+                if not self._is_closed:
+                    if not worker.is_running:
+                        await self._start(worker)
+                        began = loop.time()
+                    return await self._judge(worker, task, episode)
+            except FourstrokeError as error:
+                if not self._is_closed:
+                    return self._unscored("crashed", f"on episode {episode.id}: {error}", cost_s=loop.time() - began)
+            return self._unscored("aborted", f"graders were closed before episode {episode.id} was graded", cost_s=0.0)
 
     async def close(self) -> None:
         """End all workers; whoever still waits gets its ``Unscored``. May be called twice."""
         self._is_closed = True
-        await asyncio.gather(*(worker.close() for worker in self._workers))
+        await asyncio.gather(*(each.close() if each in self._idle else each.kill() for each in self._workers))
 
     @asynccontextmanager
     async def _idle_worker(self) -> AsyncIterator[Worker]:
@@ -138,28 +142,19 @@ class Dispatcher:
                 self._idle.append(worker)
 
     async def _judge(self, worker: Worker, task: Task, episode: Episode) -> Verdict:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        """The worker's verdict, or ``timeout``; raises ``ActorDiedError`` where it died."""
         async with AsyncExitStack() as unless_answered:
             unless_answered.push_async_callback(worker.kill)
             answer = asyncio.create_task(worker.grade(task, episode))
             unless_answered.callback(answer.cancel)
-            # Unlike asyncio.timeout, this leaves an answer alone that came while the loop was busy.
+            # Unlike asyncio.timeout, this leaves an answer alone that came while the loop was held up.
             await asyncio.wait({answer}, timeout=self._timeout_s)
-            if not answer.done():
-                detail = (
-                    f"grader {self.grader_name} ran past {self._timeout_s} s on episode {episode.id} and was killed"
-                )
-                return self._unscored("timeout", detail, cost_s=loop.time() - began)
-            try:
+            if answer.done():
                 verdict = answer.result()
-            except ActorDiedError as error:
-                if self._is_closed:
-                    return self._unscored("aborted", f"graders were closed while episode {episode.id} was graded")
-                detail = f"on episode {episode.id}: {error}"
-                return self._unscored("crashed", detail, cost_s=loop.time() - began)
-            unless_answered.pop_all()
-        return verdict
+                unless_answered.pop_all()
+                return verdict
+        detail = f"grader {self.grader_name} ran past {self._timeout_s} s on episode {episode.id} and was killed"
+        return self._unscored("timeout", detail, cost_s=self._timeout_s)
 
     async def _start(self, worker: Worker) -> None:
         """Start a worker, with as many tries as a process that dies at once may have."""
@@ -172,12 +167,14 @@ class Dispatcher:
                         await worker.start()
                 except ActorDiedError as error:
                     fault = str(error)
-                    continue
                 except TimeoutError as error:
                     raise GradingError(f"a grader process was not ready within {self._start_timeout_s} s") from error
-                unless_ready.pop_all()
-                return
+                else:
+                    unless_ready.pop_all()
+                    return
+            if self._is_closed:
+                raise GradingError("graders were closed while a process started")
         raise GradingError(f"{fault}; so it went {MAX_STARTS} times in a row")
 
-    def _unscored(self, reason: str, detail: str, *, cost_s: float = 0.0) -> Unscored:
+    def _unscored(self, reason: str, detail: str, *, cost_s: float) -> Unscored:
         return Unscored(reason=reason, detail=detail, grader=self.grader_name, cost_s=cost_s)

@@ -2,7 +2,7 @@
 
 import asyncio
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -38,8 +38,8 @@ class FakeWorker:
 
     grader_name = "fake@00000000"
 
-    def __init__(self, *, starts: Iterator[BaseException | float] = iter(()), start_s: float = 0.0) -> None:
-        self._starts = starts
+    def __init__(self, *, starts: Iterable[BaseException | float] = (), start_s: float = 0.0) -> None:
+        self._starts = iter(starts)
         self._start_s = start_s
         self._answer: asyncio.Future[None] | None = None
         self.is_running = False
@@ -73,7 +73,7 @@ class FakeWorker:
 
     async def kill(self) -> None:
         self.num_kills += 1
-        self._end(self._answer, ActorDiedError("signal 9"))
+        self._end(self._answer, ActorDiedError("it ended with signal 9"))
         self._answer = None
         self.is_running = False
 
@@ -154,7 +154,7 @@ def test_each_call_has_one_outcome_whatever_fails(
     cancelled: set[int],
     closes_at_s: float | None,
 ) -> None:
-    workers: list[FakeWorker] = []
+    workers = [FakeWorker() for _ in range(num_workers)]
 
     async def call(queue: Dispatcher, number: int, arrival_s: float, takes_s: float, dies: bool) -> str:
         await asyncio.sleep(arrival_s)
@@ -170,13 +170,11 @@ def test_each_call_has_one_outcome_whatever_fails(
         return kind_of(verdict)
 
     async def run() -> list[str]:
-        never_fails = [FakeWorker() for _ in range(num_workers)]
-        queue = dispatcher(never_fails)
+        queue = dispatcher(workers)
         await queue.start()
         after_start = iter(starts)
-        for worker in never_fails:
+        for worker in workers:
             worker._starts = after_start
-        workers.extend(never_fails)
         calls = [asyncio.create_task(call(queue, number, *each)) for number, each in enumerate(jobs)]
         if closes_at_s is not None:
             await asyncio.sleep(closes_at_s)
@@ -243,7 +241,7 @@ def test_a_process_that_died_while_idle_costs_no_job() -> None:
 
 def test_where_no_replacement_starts_its_job_is_told_and_the_next_tries_again() -> None:
     died = ActorDiedError("it ended with status 1")
-    worker = FakeWorker(starts=iter([0.0, *[died] * MAX_STARTS, 0.0]))
+    worker = FakeWorker(starts=[0.0, *[died] * MAX_STARTS, 0.0])
 
     async def run() -> list[Verdict]:
         queue = dispatcher([worker])
@@ -254,7 +252,7 @@ def test_where_no_replacement_starts_its_job_is_told_and_the_next_tries_again() 
 
     assert [kind_of(verdict) for verdict in verdicts] == ["crashed", "crashed", "scored"]
     assert isinstance(verdicts[1], Unscored)
-    assert verdicts[1].detail == "no grader for episode 1: it ended with status 1; so it went 3 times in a row"
+    assert verdicts[1].detail == "on episode 1: it ended with status 1; so it went 3 times in a row"
 
 
 def test_an_answer_that_came_while_the_loop_was_held_up_counts() -> None:
@@ -287,7 +285,7 @@ def test_an_answer_that_came_while_the_loop_was_held_up_counts() -> None:
 def test_a_start_that_fails_says_why_and_leaves_no_process(
     starts: list[BaseException | float], error: type[FourstrokeError], text: str
 ) -> None:
-    workers = [FakeWorker(), FakeWorker(starts=iter(starts), start_s=1.0), FakeWorker(start_s=1000.0)]
+    workers = [FakeWorker(), FakeWorker(starts=starts, start_s=1.0), FakeWorker(start_s=1000.0)]
 
     with pytest.raises(error, match=f"^{text}$"):
         run_virtual(dispatcher(workers).start())
@@ -297,7 +295,7 @@ def test_a_start_that_fails_says_why_and_leaves_no_process(
 
 
 def test_a_start_that_dies_fewer_times_goes_well() -> None:
-    worker = FakeWorker(starts=iter([ActorDiedError("it died")] * (MAX_STARTS - 1)))
+    worker = FakeWorker(starts=[ActorDiedError("it died")] * (MAX_STARTS - 1))
 
     run_virtual(dispatcher([worker]).start())
 
@@ -317,6 +315,31 @@ def test_closing_answers_whoever_waits() -> None:
     verdicts = run_virtual(run())
 
     assert [kind_of(verdict) for verdict in verdicts] == ["aborted"] * 4
+
+
+def test_closing_while_a_replacement_starts_leaves_no_process() -> None:
+    class Interruptible(FakeWorker):
+        async def start(self) -> None:
+            await super().start()
+            if self.num_kills > 1:
+                self.is_running = False
+                raise ActorDiedError("it ended with signal 9")
+
+    worker = Interruptible(start_s=1.0)
+
+    async def run() -> Verdict:
+        queue = dispatcher([worker])
+        await queue.start()
+        worker.is_running = False
+        call = asyncio.create_task(queue.grade(TASK, job(0, takes_s=0.0)))
+        await asyncio.sleep(0.5)
+        await worker.kill()
+        await queue.close()
+        return await call
+
+    assert kind_of(run_virtual(run())) == "aborted"
+    assert not worker.is_running
+    assert worker.num_started == 2
 
 
 def test_a_caller_that_is_cancelled_frees_its_worker() -> None:
