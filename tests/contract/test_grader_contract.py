@@ -1,13 +1,15 @@
 """What every grader must do; run on the fake and on the real ones, hostile replies included."""
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
+from fourstroke.config import GraderConfig
 from fourstroke.environments import arithmetic, reasoning_gym, reasoning_gym_grader
-from fourstroke.rewards import exact, grade, numeric
+from fourstroke.rewards import GraderPool, exact, grade, numeric
 from fourstroke.testing.environment import FakeGrader, FakeTaskset
 from fourstroke.types import (
     Episode,
@@ -56,12 +58,37 @@ HOSTILE = {
 }
 
 
-@pytest.fixture(params=sorted(GRADERS))
-def graded(request: pytest.FixtureRequest) -> tuple[Grader, Taskset]:
-    return GRADERS[request.param]()
+POOLS = {"pool.numeric": "fourstroke.rewards.verifiers:numeric", "pool.exact": "fourstroke.rewards.verifiers:exact"}
 
 
-def judge(grader: Grader, task: Task, reply: str) -> Verdict:
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """One event loop for all, since a pool belongs to the loop that it was started in."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def pools(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, GraderPool]]:
+    """Graders in processes."""
+    log_path = tmp_path_factory.mktemp("pools") / "graders.log"
+    pools = {
+        name: GraderPool(GraderConfig(use=use), timeout_s=60.0, environment=dict(os.environ), log_path=log_path)
+        for name, use in POOLS.items()
+    }
+    for pool in pools.values():
+        runner.run(pool.start())
+    yield pools
+    for pool in pools.values():
+        runner.run(pool.close())
+
+
+@pytest.fixture(params=sorted([*GRADERS, *POOLS]))
+def graded(request: pytest.FixtureRequest, pools: dict[str, GraderPool]) -> tuple[Grader, Taskset]:
+    return (pools[request.param], arithmetic()) if request.param in POOLS else GRADERS[request.param]()
+
+
+def judge(runner: asyncio.Runner, grader: Grader, task: Task, reply: str) -> Verdict:
     episode = Episode(
         id="g.0",
         group="g",
@@ -73,32 +100,33 @@ def judge(grader: Grader, task: Task, reply: str) -> Verdict:
         messages=(Message(role="assistant", content=reply),),
         timings=Timings(generate_s=0.0),
     )
-    verdict = asyncio.run(grade(grader, task, episode, timeout_s=60.0))
+    verdict = runner.run(grade(grader, task, episode, timeout_s=60.0))
     # Whatever the reply was, the verdict can be stored (the reply itself is kept out of this).
     kept = GradedEpisode(episode=msgspec.structs.replace(episode, messages=()), verdict=verdict)
     assert decode(encode(kept), GradedEpisode).verdict == verdict
     return verdict
 
 
-def test_every_gold_answer_scores_one(graded: tuple[Grader, Taskset]) -> None:
+def test_every_gold_answer_scores_one(runner: asyncio.Runner, graded: tuple[Grader, Taskset]) -> None:
     grader, taskset = graded
     for task in (*taskset.train[:30], *taskset.held_out[:30]):
-        verdict = judge(grader, task, task.answer)
+        verdict = judge(runner, grader, task, task.answer)
         assert isinstance(verdict, Scored)
         assert verdict.score == 1.0
         assert verdict.components
         assert verdict.grader == grader.name
 
 
-def test_an_empty_reply_and_no_reply_score_zero(graded: tuple[Grader, Taskset]) -> None:
+def test_an_empty_reply_and_no_reply_score_zero(runner: asyncio.Runner, graded: tuple[Grader, Taskset]) -> None:
     grader, taskset = graded
-    verdict = judge(grader, taskset.train[0], "")
+    verdict = judge(runner, grader, taskset.train[0], "")
     assert isinstance(verdict, Scored)
     assert verdict.score == 0.0
 
 
 def test_the_name_is_stable_and_holds_a_digest(request: pytest.FixtureRequest, graded: tuple[Grader, Taskset]) -> None:
-    again, _ = GRADERS[request.node.callspec.params["graded"]]()
+    kind = request.node.callspec.params["graded"]
+    again, _ = GRADERS[kind.removeprefix("pool.")]()
 
     name, _, digest = graded[0].name.partition("@")
     assert graded[0].name == again.name
@@ -108,19 +136,19 @@ def test_the_name_is_stable_and_holds_a_digest(request: pytest.FixtureRequest, g
 
 
 @pytest.mark.parametrize("attack", sorted(HOSTILE))
-def test_a_hostile_reply_gets_a_low_score(graded: tuple[Grader, Taskset], attack: str) -> None:
+def test_a_hostile_reply_gets_a_low_score(runner: asyncio.Runner, graded: tuple[Grader, Taskset], attack: str) -> None:
     grader, taskset = graded
     task = next(task for task in taskset.train if task.answer != "7")
 
-    verdict = judge(grader, task, HOSTILE[attack])
+    verdict = judge(runner, grader, task, HOSTILE[attack])
 
     assert isinstance(verdict, Scored)
     assert verdict.score < 0.5
 
 
-def test_grading_twice_gives_the_same_score(graded: tuple[Grader, Taskset]) -> None:
+def test_grading_twice_gives_the_same_score(runner: asyncio.Runner, graded: tuple[Grader, Taskset]) -> None:
     grader, taskset = graded
-    first, second = (judge(grader, taskset.train[0], f"maybe {taskset.train[0].answer}") for _ in range(2))
+    first, second = (judge(runner, grader, taskset.train[0], f"maybe {taskset.train[0].answer}") for _ in range(2))
     assert isinstance(first, Scored)
     assert isinstance(second, Scored)
     assert first.score == second.score

@@ -9,7 +9,6 @@ so nothing needs to be installed as a plugin. Imported by the driver too: import
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import multiprocessing.util
 import os
@@ -29,13 +28,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from fourstroke.observability import die_with_parent
 from fourstroke.types import Publication, WeightVersion, decode, encode
 from fourstroke.weights.manifest import checkpoint_shapes
 from fourstroke.weights.receive import Receiver
 
 BACKEND = "shared_memory"
 
-_PR_SET_PDEATHSIG = 1
 _LAST = -1000
 
 
@@ -48,7 +47,9 @@ class CoreExecutor(UniProcExecutor):
     """
 
     def _init_executor(self) -> None:
-        _die_with_parent()
+        parent = multiprocessing.parent_process()
+        if parent is not None and parent.pid is not None:
+            die_with_parent(parent.pid)
         # The driver answers Ctrl-C for all of its processes; the core would stop in the middle of its work.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # Once vLLM has taken itself apart, leave: the interpreter's own end would take seconds, in libraries' clean-up.
@@ -142,14 +143,6 @@ class WorkerExtension:
     def held_version(self) -> bytes:
         """The encoded version that the worker now holds: of the last publication that it verified and loaded."""
         return encode(self.weight_transfer_engine.held)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone, even by SIGKILL; and now, if that has happened."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    if parent is not None and os.getppid() != parent.pid:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _log_into(path: Path) -> None:

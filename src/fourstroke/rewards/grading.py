@@ -1,7 +1,8 @@
 """The boundary where a grader's failure becomes an :class:`Unscored` verdict with a typed reason; never a number.
 
 Reasons given here: ``environment`` and ``aborted`` (the episode did not come to its end, and the grader was not asked),
-``error`` (the grader raised), ``timeout``, ``bad_return`` (not a verdict) and ``non_finite``.
+``error`` (the grader raised), ``timeout``, ``bad_return`` (not a verdict) and ``non_finite``. Where the grader runs in
+a process, ``dispatch`` gives ``timeout`` and ``crashed``.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ _NOT_GRADED = {
 }
 
 _MAX_TEXT_CHARACTERS = 1000
+# Fields of verdicts that hold text.
+_TEXTS = frozenset({"reason", "detail", "grader"})
 
 
-async def grade(grader: Grader, task: Task, episode: Episode, *, timeout_s: float) -> Verdict:
+async def grade(grader: Grader, task: Task, episode: Episode, *, timeout_s: float | None) -> Verdict:
     """The verdict on one episode, with its cost in seconds of the event loop's clock.
 
     The clock starts here: whoever queues episodes does so before calling. A reply that was cut by length is graded as
-    it stands. Cancellation passes. A grader that computes without awaiting cannot be interrupted by ``timeout_s``.
+    it stands. Cancellation passes. A grader that computes without awaiting cannot be interrupted by ``timeout_s``, so
+    a user's grader runs in a process (``process``), whose driver has the clock and can kill.
 
     Args:
         grader: Code that may be the user's, and may fail in any way.
         task: The task that was attempted.
         episode: The attempt.
-        timeout_s: Seconds from now until the grader is given up.
+        timeout_s: Seconds from now until the grader is given up; None where somebody else has the clock.
 
     Returns:
         The grader's verdict, or ``Unscored`` with the reason why there is none.
@@ -75,11 +79,18 @@ def _reason_of(error: BaseException) -> str:
 
 
 def _fault_of(returned: object) -> tuple[str, str] | None:
-    """What is wrong with what a grader returned, if anything."""
+    """What is wrong with what a grader returned, if anything: a noun does not check its fields when it is made."""
     if not isinstance(returned, Scored | Unscored | Tamper):
         return "bad_return", f"the grader returned {_kind(returned)}, not a verdict"
+    fields = msgspec.structs.asdict(returned)
+    for name in _TEXTS & fields.keys():
+        if not isinstance(fields[name], str):
+            return "bad_return", f"the grader gave {name} as {_kind(fields[name])}, not text"
     if isinstance(returned, Scored):
-        given: dict[str, object] = {"score": returned.score, **returned.components}
+        components: object = returned.components
+        if not isinstance(components, dict) or not all(isinstance(name, str) for name in components):
+            return "bad_return", f"the grader gave components as {_kind(components)}, not numbers by name"
+        given: dict[str, object] = {"score": returned.score, **components}
         for name, value in given.items():
             if not isinstance(value, numbers.Real):
                 return "bad_return", f"the grader gave {name} as {_kind(value)}, not a number"
@@ -90,17 +101,13 @@ def _fault_of(returned: object) -> tuple[str, str] | None:
 
 def _plain(verdict: Verdict, *, cost_s: float) -> Verdict:
     """The verdict with its cost, plain floats for numbers, and text that any log can hold."""
-    if isinstance(verdict, Unscored):
-        return msgspec.structs.replace(verdict, detail=_clean(verdict.detail), cost_s=cost_s)
-    if isinstance(verdict, Tamper):
-        return msgspec.structs.replace(verdict, reason=_clean(verdict.reason), cost_s=cost_s)
-    return msgspec.structs.replace(
-        verdict,
-        score=float(verdict.score),
-        components={name: float(value) for name, value in verdict.components.items()},
-        reason=_clean(verdict.reason),
-        cost_s=cost_s,
-    )
+    texts = {name: _clean(text) for name, text in msgspec.structs.asdict(verdict).items() if name in _TEXTS}
+    if isinstance(verdict, Scored):
+        components = {_clean(name): float(value) for name, value in verdict.components.items()}
+        return msgspec.structs.replace(
+            verdict, score=float(verdict.score), components=components, cost_s=cost_s, **texts
+        )
+    return msgspec.structs.replace(verdict, cost_s=cost_s, **texts)
 
 
 def _kind(value: object) -> str:

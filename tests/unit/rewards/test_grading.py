@@ -62,6 +62,12 @@ def outcome(value: object) -> Verdict:
         (1.0, "bad_return", "a float"),
         (scored(1.0, {"part": float("inf")}), "non_finite", "part = inf"),
         (scored(1.0, {"part": "1"}), "bad_return", "part as a str"),
+        (msgspec.structs.replace(scored(1.0), components=None), "bad_return", "components as None"),
+        (msgspec.structs.replace(scored(1.0), components={7: 1.0}), "bad_return", "components as a dict"),
+        (msgspec.structs.replace(scored(1.0), reason=None), "bad_return", "reason as None, not text"),
+        (msgspec.structs.replace(scored(1.0), grader=7), "bad_return", "grader as a int, not text"),
+        (Unscored(reason="x", detail=b"x", grader="fake", cost_s=0.0), "bad_return", "detail as a bytes"),  # type: ignore[arg-type]
+        (Tamper(reason=ValueError(), grader="fake", cost_s=0.0), "bad_return", "reason as a ValueError"),  # type: ignore[arg-type]
     ],
 )
 def test_failures_are_unscored_with_a_typed_reason(value: object, reason: str, detail: str) -> None:
@@ -160,7 +166,9 @@ def test_cost_is_the_graders_time_and_numbers_become_plain_floats() -> None:
     [
         RuntimeError("bad reply \ud800" + "x" * 1_000_000),
         Unscored(reason="judge", detail="\ud800", grader="fake", cost_s=0.0),
+        Unscored(reason="\ud800", detail="", grader="\ud800", cost_s=0.0),
         Tamper(reason="\ud800", grader="fake", cost_s=0.0),
+        Scored(score=1.0, components={"\ud800" * 5000: 1.0}, reason="", grader="fake", cost_s=0.0),
         Scored(score=1.0, components={}, reason="\ud800" * 5000, grader="fake", cost_s=0.0),
     ],
 )
