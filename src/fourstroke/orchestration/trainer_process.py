@@ -68,10 +68,10 @@ class TrainerServer:
         return [encode(self._trainer.optim_step())]
 
     def _publish(self, parts: list[bytes]) -> list[bytes]:
-        return [encode(self._trainer.publish(int(parts[0])))]
+        return [encode(self._trainer.publish(int(parts[0]), incarnation=0))]
 
     def _save(self, parts: list[bytes]) -> list[bytes]:
-        self._trainer.save(parts[0].decode())
+        self._trainer.export(parts[0].decode())
         return []
 
 
