@@ -80,7 +80,7 @@ def _one_real_update(config, tmp_path, model):
     trainer.prepare(batch)
     trainer.forward_backward(batch, Microbatch(rows=(0, 1)))
     trainer.optim_step()
-    trainer.publish(1)
+    trainer.publish(1, incarnation=0)
     trainer.close()
 
 

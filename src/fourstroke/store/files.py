@@ -51,7 +51,7 @@ def full_disk(path: Path) -> RunFolderError:
     )
 
 
-def write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write every byte; the system may take them in parts."""
     left = memoryview(data)
     while left:
@@ -75,11 +75,16 @@ def write_atomic(path: Path, data: bytes) -> None:
         except OSError:
             sibling.unlink(missing_ok=True)
             raise
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # the new name is in the folder, not in the file
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to disk: a new name is in the folder, not in the file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_replacing(path: Path, data: bytes) -> None:

@@ -37,7 +37,7 @@ class TinyPolicy:
         self.shapes = checkpoint_shapes(model_path)
         self.model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
         specs = [TensorSpec(name=name, dtype=dtype, shape=shape) for name, shape in self.shapes.items()]
-        self.publisher = Publisher(publication_path, entries=specs, incarnation=0)
+        self.publisher = Publisher(publication_path, entries=specs)
 
     def nudge(self, seed: int, *, scale: float = 0.02) -> None:
         """Add noise to every weight, enough to be seen in every log-probability."""
@@ -51,7 +51,7 @@ class TinyPolicy:
     def publish(self, number: int) -> Publication:
         """Publish the weights as they are now."""
         weights = self.model.state_dict()
-        return self.publisher.publish(number, ((name, weights[name]) for name in self.shapes))
+        return self.publisher.publish(number, ((name, weights[name]) for name in self.shapes), incarnation=0)
 
     def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int], *, temperature: float) -> np.ndarray:
         """float32 [T]: ``log_softmax(logits / temperature)`` at each of ``ids`` after the prompt, in one forward."""

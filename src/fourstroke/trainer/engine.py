@@ -2,12 +2,20 @@
 
 Blind to reinforcement learning: rows say which tokens count and by how much, and the loss is handed in. Gradients of
 micro-batches add up in fp32 until ``optim_step``, so that a step does not depend on how its rows were cut.
+
+    caller   optim_step  save ............ publish  prepare  forward_backward  optim_step ...
+                           |                                                   ^ waits for
+    writer                 `---- reads masters and moments in place, to disk --'
+
+A checkpoint is written by one thread while the caller goes on. No copy of the tensors is made; the verbs that would
+change them (``optim_step``, ``load``) first wait for the writer, and all others only read them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +25,7 @@ from torch import Tensor
 from fourstroke.algorithms.inputs import LossInputs, LossOutput
 from fourstroke.config import RunConfig
 from fourstroke.errors import DataError
+from fourstroke.trainer.checkpoint import begin_checkpoint, read_checkpoint, write_checkpoint
 from fourstroke.trainer.model import PolicyModel
 from fourstroke.trainer.optimiser import Optimiser
 from fourstroke.trainer.packing import plan
@@ -30,14 +39,18 @@ class TorchTrainer:
     """Trains one model on CPU, or on the first GPU where there is one.
 
     Life: ``start``, then any number of steps (``prepare`` at will, ``forward_backward`` for each micro-batch,
-    ``optim_step``, ``publish``), and ``close``, which may be called twice.
+    ``optim_step``, ``publish``; between two steps ``save`` and ``load``), and ``close``, which may be called twice.
+
+    With ``config.deterministic``, equal calls give equal bits in any process on one type of machine. That needs, beside
+    what ``start`` sets for the whole process, variables that libraries read when they are loaded, so that whoever
+    starts the process must set them: ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` for CUDA (torch refuses to go on without), and
+    ``MKL_CBWR=AUTO``, by which MKL promises equal results from run to run at an equal number of threads.
 
     Args:
-        config: Read for ``trainer``, ``rollout.temperature`` and ``engine.dtype``.
+        config: Read for ``trainer``, ``deterministic``, ``rollout.temperature`` and ``engine.dtype``.
         model_path: Folder of the model in Hugging Face format.
         publication_path: File in shared memory that weights are published through.
         loss: The loss of a micro-batch's loss tokens, ``algorithms.losses.bind_loss(config.algorithm)`` say.
-        incarnation: Which incarnation of the run this is; goes into each publication.
     """
 
     def __init__(
@@ -47,15 +60,16 @@ class TorchTrainer:
         model_path: Path,
         publication_path: Path,
         loss: Callable[[LossInputs], LossOutput],
-        incarnation: int = 0,
     ) -> None:
         """Keep the settings; nothing is loaded before ``start``."""
         self._config = config
         self._model_path = model_path
         self._publication_path = publication_path
         self._loss = loss
-        self._incarnation = incarnation
         self._step = -1
+        self._is_between_steps = True
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
         self._publisher: Publisher | None = None
 
     def start(self) -> None:
@@ -66,6 +80,9 @@ class TorchTrainer:
             ConfigError: The model is one that we cannot train faithfully.
         """
         trainer = self._config.trainer
+        if self._config.deterministic:
+            torch.use_deterministic_algorithms(mode=True)
+            torch.backends.cudnn.benchmark = False
         torch.set_num_threads(trainer.num_threads or len(os.sched_getaffinity(0)))
         self._model = PolicyModel.load(
             self._model_path,
@@ -73,7 +90,7 @@ class TorchTrainer:
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
         self._optimiser = Optimiser(
-            self._model.masters.values(),
+            self._model.masters,
             config=trainer,
             num_updates=self._config.num_steps * self._config.algorithm.updates_per_step,
         )
@@ -83,7 +100,6 @@ class TorchTrainer:
                 TensorSpec(name=name, dtype=self._config.engine.dtype, shape=shape)
                 for name, shape in self._model.shapes.items()
             ],
-            incarnation=self._incarnation,
         )
 
     @torch.no_grad()
@@ -128,6 +144,7 @@ class TorchTrainer:
         if num_tokens == 0:
             return StepStats(sums={}, num_tokens=0)
         output = self._loss(loss_inputs(rows, *self._forward(rows)))
+        self._is_between_steps = False
         output.loss_sum.backward()  # type: ignore[no-untyped-call]
         return StepStats(
             sums={metric.value: float(value) for metric, value in output.sums.items()}, num_tokens=num_tokens
@@ -136,32 +153,93 @@ class TorchTrainer:
     def optim_step(self) -> StepStats:
         """Clip, apply and clear the gradient. Sums hold ``grad_norm`` (before the clip) and ``learning_rate``.
 
+        Waits for a checkpoint that is being written.
+
         Raises:
             DataError: The gradient's norm is not finite; the text names the step, and nothing was applied.
         """
+        self._wait_for_writer()
+        self._is_between_steps = True
         grad_norm, learning_rate = self._optimiser.step(name=f"step {self._step}")
         self._model.refresh()
         return StepStats(sums={"grad_norm": grad_norm, "learning_rate": learning_rate}, num_tokens=0)
 
-    def publish(self, number: int) -> Publication:
-        """Write the weights, in the engine's type, where engines read them, as publication ``number``."""
+    def publish(self, number: int, *, incarnation: int) -> Publication:
+        """Write the weights, in the engine's type, where engines read them.
+
+        Args:
+            number: Number of the publication.
+            incarnation: Which incarnation of the run publishes.
+        """
         assert self._publisher is not None, "publish before start, or after close"
         dtype = _DTYPES[self._config.engine.dtype]
-        return self._publisher.publish(number, self._model.tensors(lambda _: dtype))
+        return self._publisher.publish(number, self._model.tensors(lambda _: dtype), incarnation=incarnation)
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str, *, step: int) -> None:
+        """Begin to write a checkpoint of the present state, and return at once; ``flush`` tells when it is on disk.
+
+        Legal only between steps: while a gradient is pending, an assertion fails.
+
+        Args:
+            folder: Where; ``checkpoint.checkpoint_path`` gives the name under which it is found again.
+            step: Steps that the state contains.
+
+        Raises:
+            RunFolderError: ``folder`` exists or cannot be made, or the last checkpoint failed and nobody asked.
+        """
+        assert self._is_between_steps, f"save of step {step} while a gradient is pending"
+        self.flush()
+        state, partial = self._optimiser.state(step=step), begin_checkpoint(Path(folder))
+        self._writing = self._writer.submit(write_checkpoint, Path(folder), state, partial=partial)
+
+    def flush(self) -> None:
+        """Return once the last checkpoint is whole on disk.
+
+        Raises:
+            RunFolderError: It could not be written: the disk is full, say. Nothing is left of it.
+        """
+        self._wait_for_writer()
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def load(self, folder: str) -> int:
+        """Go on from a checkpoint exactly: weights, moments, counters; a pending gradient is cleared.
+
+        Returns:
+            Steps that the state contains.
+
+        Raises:
+            RunFolderError: It is no whole checkpoint of this model; the text names the tensor, and nothing was changed.
+        """
+        self._wait_for_writer()
+        shapes = {name: tuple(master.shape) for name, master in self._model.masters.items()}
+        state = read_checkpoint(Path(folder), shapes=shapes)
+        self._optimiser.restore(state)
+        self._model.refresh()
+        self._is_between_steps = True
+        self._step = state.step
+        return state.step
+
+    def export(self, folder: str) -> None:
         """Write the model in Hugging Face format, whole or not at all.
 
         Raises:
             RunFolderError: ``folder`` exists.
         """
-        self._model.save(Path(folder))
+        self._model.export(Path(folder))
 
     def close(self) -> None:
-        """Unlink the shared buffer. May be called twice."""
+        """Unlink the shared buffer, and wait for a checkpoint that is being written. May be called twice."""
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
+        self._writer.shutdown()
+
+    def _wait_for_writer(self) -> None:
+        """Let the writer end, well or not; what it raised is for ``flush``."""
+        if self._writing is not None:
+            wait([self._writing])
 
     def _forward(self, rows: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] of the rows' loss tokens."""

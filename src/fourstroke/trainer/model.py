@@ -74,6 +74,10 @@ class PolicyModel:
         transformers_logging.disable_progress_bar()
         working: Any = AutoModelForCausalLM.from_pretrained(path, dtype=compute_dtype, local_files_only=True)
         working.to(device).eval()
+        for parameter in working.parameters():
+            # Transformers gives views of the mapped file, at whatever alignment its header leads to. Kernels may give
+            # other bits at another alignment, and whoever shortens the file would end this process.
+            parameter.data = parameter.data.clone()
         return cls(working, path, stored_dtypes=stored_dtypes)
 
     @property
@@ -129,7 +133,7 @@ class PolicyModel:
             # The working copy is the master rounded to its type, so where the type is right no second copy is made.
             yield name, working if working.dtype == dtype else self._exact(name).detach().to(dtype)
 
-    def save(self, folder: Path) -> None:
+    def export(self, folder: Path) -> None:
         """Write the model in Hugging Face format, in the checkpoint's own types, whole or not at all.
 
         The files that are not weights (configuration, generation settings, tokenizer, licence) are the checkpoint's.
@@ -138,7 +142,7 @@ class PolicyModel:
             RunFolderError: ``folder`` exists.
         """
         if folder.exists():
-            raise RunFolderError(f"{folder} exists and a saved model is never written over; name another folder")
+            raise RunFolderError(f"{folder} exists and an exported model is never written over; name another folder")
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -178,7 +182,7 @@ class PolicyModel:
             if working.dtype in (torch.float32, torch.float64):
                 master = working
             else:
-                master = nn.Parameter(file.get_tensor(name).to(working.device, torch.float32))
+                master = nn.Parameter(file.get_tensor(name).to(working.device, torch.float32, copy=True))
                 working.register_post_accumulate_grad_hook(_move_gradient_to(master))  # type: ignore[no-untyped-call]
             master.grad = torch.zeros_like(master)
             masters[name] = self._master_of[id(working)] = master

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from fourstroke.config import TrainerConfig
 from fourstroke.errors import DataError
+from fourstroke.trainer.checkpoint import MOMENTS, TrainerState
 
 
 class Optimiser:
@@ -19,14 +20,15 @@ class Optimiser:
     gradient is zero change nothing.
 
     Args:
-        parameters: fp32, each with a gradient.
+        parameters: fp32, by name; in a run each has a gradient from the start, and one without is passed over.
         config: Read for the rate and its schedule, Adam's settings and the clip.
         num_updates: Updates of the whole run, for the schedule.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, config: TrainerConfig, num_updates: int) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, config: TrainerConfig, num_updates: int) -> None:
         """Start with empty moments."""
-        self._parameters = list(parameters)
+        self._named = dict(parameters)
+        self._parameters = list(self._named.values())
         self._config = config
         self._num_planned = num_updates
         self._num_updates = 0
@@ -71,6 +73,40 @@ class Optimiser:
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=False)
         return grad_norm, rate
+
+    def state(self, *, step: int) -> TrainerState:
+        """Parameters, moments and counters as they are, without a copy: valid until the next :meth:`step`."""
+        adam_steps: dict[str, int] = {}
+        tensors: dict[str, torch.Tensor] = dict(self._named)
+        for name, parameter in self._named.items():
+            if held := self._adamw.state.get(parameter):
+                adam_steps[name] = int(held["step"])
+                tensors |= {f"{kind}.{name}": held[kind] for kind in MOMENTS}
+        return TrainerState(step=step, num_updates=self._num_updates, adam_steps=adam_steps, tensors=tensors)
+
+    @torch.no_grad()
+    def restore(self, state: TrainerState) -> None:
+        """Take over a state that fits the parameters; gradients are cleared, as they are after a step.
+
+        AdamW's own ``load_state_dict`` would keep the given tensors, and kernels may give other bits at the alignment
+        of a mapped file; and the state dict of an optimiser whose parameters already hold gradients is loaded as empty
+        by torch's distributed helpers. So each tensor is copied into one that was allocated here.
+        """
+        left = dict(state.tensors)
+        for name, parameter in self._named.items():
+            parameter.copy_(left.pop(name))
+            if name not in state.adam_steps:
+                self._adamw.state.pop(parameter, None)
+                continue
+            held = self._adamw.state[parameter]
+            held["step"] = torch.tensor(state.adam_steps[name], dtype=torch.float32, device=parameter.device)
+            for kind in MOMENTS:
+                if kind not in held:
+                    held[kind] = torch.empty_like(parameter, requires_grad=False)
+                held[kind].copy_(left.pop(f"{kind}.{name}"))
+        assert not left, f"nothing took {sorted(left)}"
+        self._adamw.zero_grad(set_to_none=False)
+        self._num_updates = state.num_updates
 
 
 def learning_rate(config: TrainerConfig, *, update: int, num_updates: int) -> float:

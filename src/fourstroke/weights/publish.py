@@ -45,21 +45,19 @@ class Publisher:
     Args:
         path: The file, in a RAM-backed folder; its name must be unique on the machine, and it must not exist.
         entries: Every tensor of a publication.
-        incarnation: Incarnation of the run, part of each version.
 
     Raises:
         PublicationError: Two entries have one name, or the file cannot be made whole.
 
     Example:
         >>> spec = TensorSpec(name="w", dtype="float32", shape=(2,))
-        >>> publisher = Publisher(Path("/dev/shm/run-1"), entries=[spec], incarnation=0)  # doctest: +SKIP
-        >>> publisher.publish(1, [("w", torch.ones(2))]).version.number  # doctest: +SKIP
+        >>> publisher = Publisher(Path("/dev/shm/run-1"), entries=[spec])  # doctest: +SKIP
+        >>> publisher.publish(1, [("w", torch.ones(2))], incarnation=0).version.number  # doctest: +SKIP
         1
     """
 
-    def __init__(self, path: Path, *, entries: Sequence[TensorSpec], incarnation: int) -> None:
+    def __init__(self, path: Path, *, entries: Sequence[TensorSpec]) -> None:
         self._path = path
-        self._incarnation = incarnation
         self._specs = {spec.name: spec for spec in entries}
         if len(self._specs) != len(entries):
             raise PublicationError(f"{len(entries)} tensors are to be published under {len(self._specs)} names")
@@ -72,12 +70,13 @@ class Publisher:
         self._mapping: mmap.mmap | None = _allocate(path, self._size_bytes)
         self._whole = torch.frombuffer(self._mapping, dtype=torch.uint8)
 
-    def publish(self, number: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> Publication:
+    def publish(self, number: int, tensors: Iterable[tuple[str, torch.Tensor]], *, incarnation: int) -> Publication:
         """Write all tensors and return the message that announces them.
 
         Args:
             number: Number of the version.
             tensors: Every tensor once, in any order, of any floating type, on any device.
+            incarnation: Incarnation of the run, part of the version.
 
         Raises:
             PublicationError: A tensor is missing, unknown, there twice or misshapen, or the publisher is closed.
@@ -92,7 +91,7 @@ class Publisher:
         if missing := sorted(self._specs.keys() - written.keys()):
             raise PublicationError(f"publication {number}: tensor {missing[0]} is missing ({len(missing)} in all)")
         entries = tuple(written[name] for name in sorted(written))
-        version = WeightVersion(incarnation=self._incarnation, number=number, digest=version_digest(entries))
+        version = WeightVersion(incarnation=incarnation, number=number, digest=version_digest(entries))
         return Publication(version=version, path=str(self._path), size_bytes=self._size_bytes, tensors=entries)
 
     def close(self) -> None:

@@ -216,20 +216,18 @@ def test_nothing_is_computed_for_a_caller_that_was_cancelled() -> None:
 
 def test_given_shapes_it_verifies_a_real_publication(tmp_path: Path) -> None:
     shapes = {"w": (2,)}
-    publisher = Publisher(
-        tmp_path / "weights", entries=[TensorSpec(name="w", dtype="float32", shape=(2,))], incarnation=0
-    )
+    publisher = Publisher(tmp_path / "weights", entries=[TensorSpec(name="w", dtype="float32", shape=(2,))])
 
     async def scenario() -> None:
         engine = await started(FakeEngineSettings(shapes=shapes))
         await engine.pause()
         assert await engine.update_weights(first) == first.version
-        second = publisher.publish(2, [("w", torch.ones(2))])
-        publisher.publish(3, [("w", torch.zeros(2))])
+        second = publisher.publish(2, [("w", torch.ones(2))], incarnation=0)
+        publisher.publish(3, [("w", torch.zeros(2))], incarnation=0)
         with pytest.raises(PublicationError, match="tensor w arrived with digest"):
             await engine.update_weights(second)
         assert engine.version == first.version
 
-    first = publisher.publish(1, [("w", torch.zeros(2))])
+    first = publisher.publish(1, [("w", torch.zeros(2))], incarnation=0)
     run_virtual(scenario())
     publisher.close()

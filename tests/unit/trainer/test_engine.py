@@ -232,15 +232,15 @@ def test_bad_rows_are_named(make_trainer: MakeTrainer, make_batch: MakeBatch) ->
     assert not any(gradient.any() for gradient in gradients(trainer).values())
 
 
-def test_publication_and_save(
+def test_publication_and_export(
     make_trainer: MakeTrainer, make_batch: MakeBatch, tiny_llama: Path, tmp_path: Path
 ) -> None:
     trainer = make_trainer(compute="bfloat16")
     run(trainer, make_batch(), [(0, 1, 2, 3)])
     trainer.optim_step()
 
-    publication = trainer.publish(1)
-    trainer.save(str(tmp_path / "saved"))
+    publication = trainer.publish(1, incarnation=0)
+    trainer.export(str(tmp_path / "saved"))
 
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert [entry.name for entry in publication.tensors] == sorted(load_file(tiny_llama / "model.safetensors"))

@@ -167,7 +167,7 @@ def test_a_saved_model_loads_in_transformers(
         master.data.mul_(1.5)
     model.refresh()
 
-    model.save(tmp_path / "out" / "saved")
+    model.export(tmp_path / "out" / "saved")
 
     saved = tmp_path / "out" / "saved"
     assert sorted(p.name for p in saved.iterdir()) == sorted(p.name for p in path.iterdir())
@@ -178,7 +178,7 @@ def test_a_saved_model_loads_in_transformers(
     for name, parameter in again.named_parameters():
         assert torch.equal(parameter, model.masters[name].detach().to(torch.bfloat16)), name
     with pytest.raises(RunFolderError, match="never written over"):
-        model.save(saved)
+        model.export(saved)
 
 
 def test_a_save_that_fails_leaves_nothing_in_place(
@@ -190,11 +190,11 @@ def test_a_save_that_fails_leaves_nothing_in_place(
     monkeypatch.setattr("fourstroke.trainer.model.save_file", fail)
     model = load(tiny_llama, torch.float32)
     with pytest.raises(OSError, match="no space"):
-        model.save(tmp_path / "saved")
+        model.export(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
     monkeypatch.undo()
-    model.save(tmp_path / "saved")
+    model.export(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.safetensors").exists()
 
 

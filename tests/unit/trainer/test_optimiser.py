@@ -20,6 +20,10 @@ def parameters(*values: float) -> list[nn.Parameter]:
     return made
 
 
+def named(params: list[nn.Parameter]) -> dict[str, nn.Parameter]:
+    return {f"w{index}": parameter for index, parameter in enumerate(params)}
+
+
 def set_gradient(params: list[nn.Parameter], *gradients: float) -> None:
     for parameter, gradient in zip(params, gradients, strict=True):
         assert parameter.grad is not None
@@ -31,7 +35,7 @@ def test_equals_adamw_in_plain_loops() -> None:
         learning_rate=0.1, beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.5, max_grad_norm=2.5, warmup_steps=2
     )
     params = parameters(1.0, -2.0)
-    optimiser = Optimiser(params, config=config, num_updates=10)
+    optimiser = Optimiser(named(params), config=config, num_updates=10)
     weights, first, second = [1.0, -2.0], [0.0, 0.0], [0.0, 0.0]
     for k, gradients in enumerate([(3.0, 4.0), (0.5, -1.0), (0.0, 0.0), (30.0, 40.0)], start=1):
         set_gradient(params, *gradients)
@@ -51,7 +55,7 @@ def test_equals_adamw_in_plain_loops() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_no_number_applies_nothing(bad: float) -> None:
     params = parameters(1.0, 2.0)
-    optimiser = Optimiser(params, config=TrainerConfig(learning_rate=0.1, weight_decay=0.5), num_updates=10)
+    optimiser = Optimiser(named(params), config=TrainerConfig(learning_rate=0.1, weight_decay=0.5), num_updates=10)
     set_gradient(params, 1.0, bad)
 
     with pytest.raises(DataError, match=r"^step 12: the norm of the gradient is (nan|inf)"):
@@ -67,7 +71,7 @@ def test_the_gradient_is_cleared_in_place() -> None:
     params = parameters(1.0)
     buffer = params[0].grad
     set_gradient(params, 1.0)
-    Optimiser(params, config=TrainerConfig(), num_updates=10).step(name="step 0")
+    Optimiser(named(params), config=TrainerConfig(), num_updates=10).step(name="step 0")
     assert buffer is not None
     assert params[0].grad is buffer
     assert buffer.item() == 0.0

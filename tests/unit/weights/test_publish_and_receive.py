@@ -34,9 +34,9 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def make_publisher(path: Path, *, dtype: str = "bfloat16", incarnation: int = 0) -> Publisher:
+def make_publisher(path: Path, *, dtype: str = "bfloat16") -> Publisher:
     specs = [TensorSpec(name=name, dtype=dtype, shape=shape) for name, shape in SHAPES.items()]
-    return Publisher(path, entries=specs, incarnation=incarnation)
+    return Publisher(path, entries=specs)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def entry_of(publication: Publication, name: str) -> TensorEntry:
 def test_every_tensor_arrives_rounded_once(publisher: Publisher, receiver: Receiver) -> None:
     source = tensors(1)
 
-    publication = publisher.publish(1, source.items())
+    publication = publisher.publish(1, source.items(), incarnation=0)
     arrived = dict(receiver.receive(decode(encode(publication), Publication), held=START))
 
     assert arrived.keys() == source.keys()
@@ -91,9 +91,9 @@ def test_every_tensor_arrives_rounded_once(publisher: Publisher, receiver: Recei
 
 
 def test_versions_follow_one_another_in_one_mapping(publisher: Publisher, receiver: Receiver) -> None:
-    first = publisher.publish(1, tensors(1).items())
+    first = publisher.publish(1, tensors(1).items(), incarnation=0)
     before = dict(receiver.receive(first, held=START))
-    second = publisher.publish(2, tensors(2).items())
+    second = publisher.publish(2, tensors(2).items(), incarnation=0)
     after = dict(receiver.receive(second, held=first.version))
 
     assert first.path == second.path
@@ -105,9 +105,9 @@ def test_versions_follow_one_another_in_one_mapping(publisher: Publisher, receiv
 
 def test_the_digest_depends_on_content_and_not_on_order(publisher: Publisher) -> None:
     source = tensors(1)
-    forwards = publisher.publish(1, source.items()).version.digest
-    backwards = publisher.publish(2, reversed(list(source.items()))).version.digest
-    nudged = publisher.publish(3, {**source, "norm": source["norm"] + 1}.items()).version.digest
+    forwards = publisher.publish(1, source.items(), incarnation=0).version.digest
+    backwards = publisher.publish(2, reversed(list(source.items())), incarnation=0).version.digest
+    nudged = publisher.publish(3, {**source, "norm": source["norm"] + 1}.items(), incarnation=0).version.digest
 
     assert forwards == backwards
     assert forwards != nudged
@@ -117,20 +117,23 @@ def test_a_value_that_bf16_cannot_tell_apart_is_the_same_version(publisher: Publ
     ones = {name: torch.ones(shape) for name, shape in SHAPES.items()}
     above = {name: tensor + 1e-5 for name, tensor in ones.items()}
 
-    assert publisher.publish(1, ones.items()).version.digest == publisher.publish(2, above.items()).version.digest
+    assert (
+        publisher.publish(1, ones.items(), incarnation=0).version.digest
+        == publisher.publish(2, above.items(), incarnation=0).version.digest
+    )
 
 
 def test_a_transposed_view_arrives_as_it_reads(publisher: Publisher, receiver: Receiver) -> None:
     source = tensors(1)
     source["layer.up"] = source["layer.up"].T
 
-    arrived = dict(receiver.receive(publisher.publish(1, source.items()), held=START))
+    arrived = dict(receiver.receive(publisher.publish(1, source.items(), incarnation=0), held=START))
 
     assert torch.equal(arrived["layer.up"], source["layer.up"].bfloat16())
 
 
 def test_the_receiver_cannot_change_what_was_published(publisher: Publisher, receiver: Receiver) -> None:
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
     before = Path(publication.path).read_bytes()
 
     dict(receiver.receive(publication, held=START))["embed"].zero_()
@@ -158,25 +161,25 @@ def test_a_wrong_set_of_tensors_is_not_published(
     publisher: Publisher, given_tensors: list[tuple[str, torch.Tensor]], sentence: str
 ) -> None:
     with pytest.raises(PublicationError, match=sentence):
-        publisher.publish(1, given_tensors)
+        publisher.publish(1, given_tensors, incarnation=0)
 
 
 def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
     spec = TensorSpec(name="norm", dtype="bfloat16", shape=(5,))
     with pytest.raises(PublicationError, match="2 tensors are to be published under 1 names"):
-        Publisher(tmp_path / "weights", entries=[spec, spec], incarnation=0)
+        Publisher(tmp_path / "weights", entries=[spec, spec])
 
 
 def test_a_file_that_is_there_is_not_written_over(publisher: Publisher, tmp_path: Path) -> None:
     with pytest.raises(PublicationError, match="cannot be made"):
         make_publisher(tmp_path / "weights")
-    assert publisher.publish(1, tensors(1).items()).version.number == 1
+    assert publisher.publish(1, tensors(1).items(), incarnation=0).version.number == 1
 
 
 def test_a_full_disk_is_found_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     spec = TensorSpec(name="vast", dtype="float32", shape=(2**50,))
     with pytest.raises(PublicationError, match=r"cannot hold the \d+ bytes"):
-        Publisher(tmp_path / "weights", entries=[spec], incarnation=0)
+        Publisher(tmp_path / "weights", entries=[spec])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,7 +189,7 @@ def test_close_unlinks_and_ends(publisher: Publisher, tmp_path: Path) -> None:
 
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(PublicationError, match="was closed"):
-        publisher.publish(1, tensors(1).items())
+        publisher.publish(1, tensors(1).items(), incarnation=0)
 
 
 # --- faults on the way ----------------------------------------------------------------------------------------------
@@ -204,16 +207,16 @@ def skip_copy_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stale_bytes_of_one_tensor(publisher: Publisher, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = publisher.publish(1, tensors(1).items())
+    first = publisher.publish(1, tensors(1).items(), incarnation=0)
     skip_copy_of("layer.up", monkeypatch)
-    second = publisher.publish(2, tensors(2).items())
+    second = publisher.publish(2, tensors(2).items(), incarnation=0)
 
     with pytest.raises(PublicationError, match=r"publication 2: tensor layer\.up arrived with digest"):
         receiver.receive(second, held=first.version)
 
 
 def test_bytes_of_two_tensors_swapped(publisher: Publisher, receiver: Receiver) -> None:
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
     up, down = entry_of(publication, "layer.up"), entry_of(publication, "layer.down")
     whole = Path(publication.path).read_bytes()
     flip(publication, at=up.offset, data=whole[down.offset : down.offset + down.size_bytes])
@@ -224,7 +227,7 @@ def test_bytes_of_two_tensors_swapped(publisher: Publisher, receiver: Receiver) 
 
 
 def test_places_of_two_tensors_swapped_in_the_manifest(publisher: Publisher, receiver: Receiver) -> None:
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
     up, down = entry_of(publication, "layer.up"), entry_of(publication, "layer.down")
     swapped = changed(changed(publication, "layer.up", offset=down.offset), "layer.down", offset=up.offset)
 
@@ -233,7 +236,7 @@ def test_places_of_two_tensors_swapped_in_the_manifest(publisher: Publisher, rec
 
 
 def test_names_of_two_tensors_swapped(publisher: Publisher, receiver: Receiver) -> None:
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
     other = {"layer.up": "layer.down", "layer.down": "layer.up"}
     entries = tuple(msgspec.structs.replace(e, name=other.get(e.name, e.name)) for e in publication.tensors)
 
@@ -242,7 +245,7 @@ def test_names_of_two_tensors_swapped(publisher: Publisher, receiver: Receiver) 
 
 
 def test_half_written(publisher: Publisher, receiver: Receiver) -> None:
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
     entry = entry_of(publication, "embed")
     half = entry.size_bytes // 2
     flip(publication, at=entry.offset + half, data=bytes(entry.size_bytes - half))
@@ -252,7 +255,7 @@ def test_half_written(publisher: Publisher, receiver: Receiver) -> None:
 
 
 def test_a_file_that_is_cut_short(publisher: Publisher, receiver: Receiver) -> None:
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
     half = publication.size_bytes // 2
     with Path(publication.path).open("r+b") as file:
         file.truncate(half)
@@ -262,7 +265,7 @@ def test_a_file_that_is_cut_short(publisher: Publisher, receiver: Receiver) -> N
 
 
 def test_a_file_that_is_gone(publisher: Publisher, receiver: Receiver) -> None:
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
     publisher.close()
 
     with pytest.raises(PublicationError, match="cannot be read"):
@@ -271,11 +274,11 @@ def test_a_file_that_is_gone(publisher: Publisher, receiver: Receiver) -> None:
 
 def test_a_file_of_the_same_name_made_anew_is_mapped_anew(tmp_path: Path, receiver: Receiver) -> None:
     first = make_publisher(tmp_path / "weights")
-    dict(receiver.receive(first.publish(1, tensors(1).items()), held=START))
+    dict(receiver.receive(first.publish(1, tensors(1).items(), incarnation=0), held=START))
     first.close()
-    second = make_publisher(tmp_path / "weights", incarnation=1)
+    second = make_publisher(tmp_path / "weights")
 
-    arrived = dict(receiver.receive(second.publish(1, tensors(2).items()), held=START))
+    arrived = dict(receiver.receive(second.publish(1, tensors(2).items(), incarnation=1), held=START))
 
     assert torch.equal(arrived["embed"], tensors(2)["embed"].bfloat16())
     second.close()
@@ -311,7 +314,7 @@ def doubled(publication: Publication) -> Publication:
 def test_a_wrong_manifest(
     publisher: Publisher, receiver: Receiver, fault: Callable[[Publication], Publication], sentence: str
 ) -> None:
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
 
     with pytest.raises(PublicationError, match=sentence):
         receiver.receive(fault(publication), held=START)
@@ -337,8 +340,8 @@ def test_a_wrong_manifest(
 def test_the_order_of_versions(
     tmp_path: Path, receiver: Receiver, incarnation: int, number: int, held: tuple[int, int], is_accepted: bool
 ) -> None:
-    publisher = make_publisher(tmp_path / "weights", incarnation=incarnation)
-    publication = publisher.publish(number, tensors(1).items())
+    publisher = make_publisher(tmp_path / "weights")
+    publication = publisher.publish(number, tensors(1).items(), incarnation=incarnation)
     version = WeightVersion(incarnation=held[0], number=held[1], digest="held")
 
     if is_accepted:
@@ -353,7 +356,7 @@ def test_the_order_of_versions(
 @given(data=st.data())
 def test_any_changed_byte_of_a_tensor_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     publisher = make_publisher(tmp_path_factory.mktemp("shm") / "weights")
-    publication = publisher.publish(1, tensors(1).items())
+    publication = publisher.publish(1, tensors(1).items(), incarnation=0)
     entry = data.draw(st.sampled_from(publication.tensors))
     position = data.draw(st.integers(0, entry.size_bytes - 1))
     mask = data.draw(st.integers(1, 255))
