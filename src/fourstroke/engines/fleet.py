@@ -17,10 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from fourstroke.errors import EngineDiedError, PublicationError
 from fourstroke.types import Engine, Publication, WeightVersion
 
-# What an engine says that it holds when it has loaded the checkpoint and must catch up: older than any publication.
-NOT_CAUGHT_UP = -1
-
-MakeEngine = Callable[[str, int], Engine]
+MakeEngine = Callable[[str, bool], Engine]
 OnRoutable = Callable[[Sequence[Engine]], Awaitable[None]]
 
 
@@ -28,8 +25,8 @@ class Fleet:
     """The engines of one run.
 
     Args:
-        make: Makes an engine, not started, from its name and the incarnation that it says it holds after its start: 0
-            for one that starts with version 0 of a fresh run, ``NOT_CAUGHT_UP`` for all others.
+        make: Makes an engine, not started, from its name and whether it is a replacement: one whose checkpoint is not
+            what the run is at, so that it must be brought to the present weights.
         count: Number of engines.
         is_fresh: Whether the checkpoint that engines start from is the run's version 0.
         on_routable: Told of the engines that may be routed to, each time that they change.
@@ -44,8 +41,7 @@ class Fleet:
         self._make = make
         self._on_routable = on_routable
         self._is_fresh = is_fresh
-        incarnation = 0 if is_fresh else NOT_CAUGHT_UP
-        self._engines = {name: make(name, incarnation) for name in (f"vllm-{number}" for number in range(count))}
+        self._engines = {name: make(name, not is_fresh) for name in (f"vllm-{number}" for number in range(count))}
         self._started: set[str] = set()
         self._routable: set[str] = set()
         self._num_made = count
@@ -114,8 +110,8 @@ class Fleet:
             PublicationError: It did not take the present weights.
         """
         await self.forget(name)
-        is_at_start = self._publication is None
-        successor = self._make(f"vllm-{self._num_made}", 0 if is_at_start and self._is_fresh else NOT_CAUGHT_UP)
+        is_at_start = self._is_fresh and self._publication is None
+        successor = self._make(f"vllm-{self._num_made}", not is_at_start)
         self._num_made += 1
         self._engines[successor.name] = successor
         await successor.start()

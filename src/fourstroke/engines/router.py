@@ -44,6 +44,11 @@ class Router:
         self._changed = asyncio.Event()
 
     @property
+    def name(self) -> str:
+        """Name where a sampler has one; completions carry that of their engine."""
+        return "router"
+
+    @property
     def num_engines(self) -> int:
         """Engines that may be routed to now."""
         return len(self._engines)

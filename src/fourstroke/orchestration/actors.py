@@ -40,7 +40,6 @@ from fourstroke.types import (
     Taskset,
     Trajectory,
     Wait,
-    WeightVersion,
     decode,
     encode,
 )
@@ -113,12 +112,12 @@ def _settle(log_path: Path) -> None:
 class EngineActor:
     """One vLLM engine."""
 
-    def __init__(self, config_json: str, model_path: str, name: str, incarnation: int, log_path: str) -> None:
+    def __init__(self, config_json: str, model_path: str, name: str, is_replacement: bool, log_path: str) -> None:
         _settle(Path(log_path))
-        from fourstroke.engines.vllm import CHECKPOINT, VllmEngine
+        from fourstroke.engines.vllm import CHECKPOINT, REPLACEMENT, VllmEngine
 
         config = RunConfig.model_validate_json(config_json)
-        held = WeightVersion(incarnation=incarnation, number=0, digest=CHECKPOINT)
+        held = REPLACEMENT if is_replacement else CHECKPOINT
         self._engine = VllmEngine(
             config.engine, Path(model_path), seed=config.seed, name=name, held=held, log_path=Path(log_path)
         )

@@ -174,22 +174,23 @@ class RayEngine(RemoteSampler):
         config: The run's.
         model_path: Folder in Hugging Face format.
         name: Name in spans and logs.
-        incarnation: The incarnation that it says it holds after its start.
+        is_replacement: Whether it must be brought to the present weights before it serves.
         log_path: Its log.
     """
 
-    def __init__(self, config: RunConfig, *, model_path: Path, name: str, incarnation: int, log_path: Path) -> None:
+    def __init__(self, config: RunConfig, *, model_path: Path, name: str, is_replacement: bool, log_path: Path) -> None:
         actor = (
             ray.remote(EngineActor)
             .options(num_cpus=0, max_concurrency=_MANY_CALLS)
-            .remote(config.model_dump_json(), str(model_path), name, incarnation, str(log_path))
+            .remote(config.model_dump_json(), str(model_path), name, is_replacement, str(log_path))
         )
         super().__init__(name, actor, log_path=log_path)
-        self._version = WeightVersion(incarnation=incarnation, number=0, digest="")
+        self._version: WeightVersion | None = None
 
     @property
     def version(self) -> WeightVersion:
-        """The weights that a request admitted now is sampled under."""
+        """The weights that a request admitted now is sampled under; known once it has started."""
+        assert self._version is not None, f"{self.name} has not started"
         return self._version
 
     async def start(self) -> None:
@@ -306,7 +307,7 @@ class RayTrainer:
         self, config: RunConfig, *, model_path: Path, payload_dir: Path, publication_path: Path, log_path: Path
     ) -> None:
         actor = (
-            ray.remote(concurrency_groups={"beside": 2})(_trainer_class())
+            ray.remote(concurrency_groups={"beside": 2})(_trainer_class())  # type: ignore[call-overload]
             .options(num_cpus=0, runtime_env={"env_vars": _TRAINER_VARIABLES})
             .remote(config.model_dump_json(), str(model_path), str(payload_dir), str(publication_path), str(log_path))
         )

@@ -11,7 +11,7 @@ from fourstroke.orchestration.placement import Cluster, RayEngine, RayTrainer, R
 from fourstroke.orchestration.training_run import publication_path
 
 if TYPE_CHECKING:
-    from fourstroke.orchestration.training_run import PreparedRun
+    from fourstroke.orchestration.training_run import Site
     from fourstroke.types import Engine, Trainer, Worker
 
 
@@ -30,35 +30,35 @@ class RealParts:
         """Start Ray."""
         self._cluster.start()
 
-    def engine(self, prepared: PreparedRun, name: str, incarnation: int) -> Engine:
+    def engine(self, site: Site, name: str, is_replacement: bool) -> Engine:
         """A vLLM engine."""
         return RayEngine(
-            prepared.config,
-            model_path=prepared.model_path,
+            site.config,
+            model_path=site.model_path,
             name=name,
-            incarnation=incarnation,
-            log_path=prepared.folder.logs_dir / f"{name}.log",
+            is_replacement=is_replacement,
+            log_path=site.logs_dir / f"{name}.log",
         )
 
-    def trainer(self, prepared: PreparedRun) -> Trainer:
+    def trainer(self, site: Site) -> Trainer:
         """The trainer of one process."""
         return RayTrainer(
-            prepared.config,
-            model_path=prepared.model_path,
-            payload_dir=prepared.folder.payload_dir,
-            publication_path=publication_path(prepared.settings.shared_memory_dir, pid=os.getpid()),
-            log_path=prepared.folder.logs_dir / "trainer.log",
+            site.config,
+            model_path=site.model_path,
+            payload_dir=site.payload_dir,
+            publication_path=publication_path(site.settings.shared_memory_dir, pid=os.getpid()),
+            log_path=site.logs_dir / "trainer.log",
         )
 
-    def worker(self, prepared: PreparedRun, name: str) -> Worker:
+    def worker(self, site: Site, name: str) -> Worker:
         """A rollout worker."""
         return RayWorker(
-            prepared.config,
-            model_path=prepared.model_path,
+            site.config,
+            model_path=site.model_path,
             name=name,
-            payload_dir=prepared.folder.payload_dir,
-            log_path=prepared.folder.logs_dir / f"{name}.log",
-            environment=prepared.settings.environment,
+            payload_dir=site.payload_dir,
+            log_path=site.logs_dir / f"{name}.log",
+            environment=site.settings.environment,
         )
 
     def close(self) -> None:

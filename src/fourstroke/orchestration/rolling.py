@@ -21,7 +21,7 @@ from fourstroke.errors import ActorDiedError, DeadlineError, EngineDiedError
 from fourstroke.observability import EventKind, Waits
 from fourstroke.orchestration.supervision import Action, Fault, FaultKind, Supervisor
 from fourstroke.rollout import WorkerPool
-from fourstroke.store import Ledger
+from fourstroke.store import LOST, Ledger
 from fourstroke.types import Assignment, Draw, GroupRecord, RefusedGroup, Task
 
 # A result of a dead part says nothing of the group: these are tried again.
@@ -100,7 +100,7 @@ class Roller:
                 if outcome is not None:
                     return outcome
         finally:
-            await self._give_up(running)
+            await self._give_up(admitted, running)
 
     async def roll_together(self, admitted: Sequence[Admitted]) -> dict[str, GroupRecord | Dropped]:
         """Roll draws as one batch that repeats bit for bit; what must be rolled again is again one batch."""
@@ -179,10 +179,9 @@ class Roller:
         return Dropped("late") if self._supervisor.decide(fault) is Action.SHRINK else None
 
     def _on_loss(self, admitted: Admitted, assignment: Assignment, error: BaseException) -> Dropped | None:
-        key = admitted.draw.key
-        self._ledger.drop_attempt(key, incarnation=self._incarnation, attempt=assignment.attempt, reason="lost")
+        self._drop_attempt(admitted, assignment.attempt, reason=LOST)
         fault = self._fault(FaultKind.GROUP_LOST, admitted, str(error))
-        return Dropped("lost") if self._supervisor.decide(fault) is Action.SHRINK else None
+        return Dropped(LOST) if self._supervisor.decide(fault) is Action.SHRINK else None
 
     def _fault(self, kind: FaultKind, admitted: Admitted, reason: str) -> Fault:
         self._tell(EventKind.FAULT, fault=kind.value, group=admitted.draw.key, reason=reason)
@@ -203,11 +202,20 @@ class Roller:
             return Dropped("too_few_scored")
         admitted.num_retries += 1
         self._tell(EventKind.GROUP_RETRIED, group=key, num_scored=len(result.scored))
-        self._ledger.drop_attempt(key, incarnation=self._incarnation, attempt=result.attempt, reason="too_few_scored")
+        self._drop_attempt(admitted, result.attempt, reason="too_few_scored")
         return None
 
-    async def _give_up(self, running: dict[asyncio.Task[tuple[GroupRecord | RefusedGroup, ...]], Assignment]) -> None:
+    async def _give_up(
+        self,
+        admitted: Admitted,
+        running: dict[asyncio.Task[tuple[GroupRecord | RefusedGroup, ...]], Assignment],
+    ) -> None:
         """End the attempts that nobody waits for any more."""
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        for assignment in running.values():
+            self._drop_attempt(admitted, assignment.attempt, reason="overtaken")
+
+    def _drop_attempt(self, admitted: Admitted, attempt: int, *, reason: str) -> None:
+        self._ledger.drop_attempt(admitted.draw.key, incarnation=self._incarnation, attempt=attempt, reason=reason)

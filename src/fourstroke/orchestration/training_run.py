@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ from fourstroke.observability import (
     utc_now,
 )
 from fourstroke.orchestration.controller import Controller, Outlets, Parts
+from fourstroke.orchestration.faults import work_under_watch
 from fourstroke.orchestration.preflight import HostFacts, check_host
 from fourstroke.orchestration.restore import restore
 from fourstroke.orchestration.retrying import RetryingRollouts
@@ -57,10 +58,21 @@ from fourstroke.store import (
 )
 from fourstroke.store.checkpoints import newest_checkpoint, retain
 from fourstroke.trainer.catalogue import ModelFacts, resolve_model
-from fourstroke.types import Engine, Grader, Taskset, Trainer, Worker
+from fourstroke.types import Engine, Taskset, Trainer, Worker
 
 _NUM_STEPS_FOR_ETA = 5
 _WAITS_EACH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What parts need to know of where they run."""
+
+    config: RunConfig
+    settings: ProcessSettings
+    model_path: Path
+    logs_dir: Path
+    payload_dir: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +85,27 @@ class PreparedRun:
     model_path: Path
     folder: RunFolder
 
+    @property
+    def site(self) -> Site:
+        """Where its parts run."""
+        return Site(
+            config=self.config,
+            settings=self.settings,
+            model_path=self.model_path,
+            logs_dir=self.folder.logs_dir,
+            payload_dir=self.folder.payload_dir,
+        )
 
-def load_tasks_and_grader(config: RunConfig) -> tuple[Taskset, Grader]:
-    """The taskset and grader that the configuration names.
+
+def load_tasks(config: RunConfig) -> Taskset:
+    """The taskset that the configuration names; its grader is only looked at, since workers import it.
 
     Raises:
         ConfigError: A reference or its arguments are wrong, or a split that the run needs is empty.
     """
     make_taskset = resolve_reference("tasks.use", config.tasks.use, arguments=config.tasks.arguments)
-    make_grader = resolve_reference("grader.use", config.grader.use, arguments=config.grader.arguments)
+    resolve_reference("grader.use", config.grader.use, arguments=config.grader.arguments)
     taskset: Taskset = make_taskset()
-    grader: Grader = make_grader()
     if not taskset.train:
         raise ConfigError(f"tasks.use = {config.tasks.use!r} gives no training task; change tasks.arguments")
     if (config.evaluation.before or config.evaluation.after) and len(taskset.held_out) < 2:
@@ -91,7 +113,7 @@ def load_tasks_and_grader(config: RunConfig) -> tuple[Taskset, Grader]:
             f"tasks.use = {config.tasks.use!r} holds out {len(taskset.held_out)} tasks, too few for an interval; "
             "change tasks.arguments, or set evaluation.before and evaluation.after to false"
         )
-    return taskset, grader
+    return taskset
 
 
 def prepare_run(config: RunConfig, *, settings: ProcessSettings) -> PreparedRun:
@@ -122,7 +144,7 @@ def prepare_resume(path: Path, config: RunConfig, *, settings: ProcessSettings) 
 
 
 def _checked(config: RunConfig, *, settings: ProcessSettings) -> tuple[Taskset, Path]:
-    taskset, _ = load_tasks_and_grader(config)
+    taskset = load_tasks(config)
     sweep_shared_memory(settings.shared_memory_dir)
     model_path = resolve_model(config.model.name, cache_dir=settings.cache_dir)
     facts = HostFacts.gather(runs_dir=Path(config.runs_dir), shared_memory_dir=settings.shared_memory_dir)
@@ -137,15 +159,15 @@ class Makers(Protocol):
         """Start whatever the parts live in."""
         ...
 
-    def engine(self, prepared: PreparedRun, name: str, incarnation: int) -> Engine:
-        """An engine that says after its start that it holds version 0 of an incarnation."""
+    def engine(self, site: Site, name: str, is_replacement: bool) -> Engine:
+        """An engine; a replacement must be brought to the present weights before it serves."""
         ...
 
-    def trainer(self, prepared: PreparedRun) -> Trainer:
+    def trainer(self, site: Site) -> Trainer:
         """The trainer."""
         ...
 
-    def worker(self, prepared: PreparedRun, name: str) -> Worker:
+    def worker(self, site: Site, name: str) -> Worker:
         """A rollout worker."""
         ...
 
@@ -252,34 +274,19 @@ class TrainingRun:
         with contextlib.closing(ledger), contextlib.closing(self._makers):
             self._makers.open()
             is_fresh = ledger.incarnations() == ()
-            workers = WorkerPool(lambda name: self._makers.worker(prepared, name), count=config.rollout.num_workers)
+            makers, site = self._makers, prepared.site
+            workers = WorkerPool(lambda name: makers.worker(site, name), count=config.rollout.num_workers)
             fleet = Fleet(
-                lambda name, incarnation: self._makers.engine(prepared, name, incarnation),
+                lambda name, is_replacement: makers.engine(site, name, is_replacement),
                 count=config.engine.count,
                 is_fresh=is_fresh,
                 on_routable=workers.route,
             )
-            trainer = TrainerHolder(lambda: self._makers.trainer(prepared))
+            trainer = TrainerHolder(lambda: makers.trainer(site))
             async with started(workers, fleet, trainer, waits=self._waits, timeout_s=config.deadlines.start_s):
-                await self._watched(fleet, workers, self._work(fleet, workers, trainer, ledger))
-
-    async def _watched(self, fleet: Fleet, workers: WorkerPool, work: Coroutine[None, None, None]) -> None:
-        """Do the work while engines, workers and waits are looked after; what fails first is raised."""
-        config = self._prepared.config
-        self._watch = Watch(config, fleet=fleet, workers=workers, supervisor=self._supervisor, tell=self._tell)
-        working = asyncio.create_task(work, name="work")
-        beside = [
-            asyncio.create_task(self._watch.run(), name="watch"),
-            asyncio.create_task(self._report_waits(), name="report waits"),
-        ]
-        try:
-            done, _ = await asyncio.wait([working, *beside], return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda task: task is working):
-                task.result()
-        finally:
-            for task in (working, *beside):
-                task.cancel()
-            await asyncio.gather(working, *beside, return_exceptions=True)
+                self._watch = Watch(config, fleet=fleet, workers=workers, supervisor=self._supervisor, tell=self._tell)
+                work = self._work(fleet, workers, trainer, ledger)
+                await work_under_watch(work, self._watch.run(), self._report_waits())
 
     async def _work(self, fleet: Fleet, workers: WorkerPool, trainer: TrainerHolder, ledger: Ledger) -> None:
         config, folder = self._prepared.config, self._prepared.folder

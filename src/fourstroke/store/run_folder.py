@@ -30,6 +30,7 @@ import fourstroke
 from fourstroke.config import RunConfig, dump_config, load_config
 from fourstroke.errors import ConfigError, RunFolderError
 from fourstroke.observability import Event, WaitsReport
+from fourstroke.store.checkpoints import checkpoint_path
 from fourstroke.store.files import LineWriter, end_torn_line, write_atomic, write_replacing, writing
 from fourstroke.store.lock import FolderLock
 from fourstroke.store.summary import Summary
@@ -259,7 +260,7 @@ class RunFolder:
 
     def checkpoint_path(self, step: int) -> Path:
         """Folder of the checkpoint of a step."""
-        return self.checkpoints_dir / f"step-{step:06d}"
+        return checkpoint_path(self.checkpoints_dir, step=step)
 
     def model_path(self, step: int) -> Path:
         """Folder of the model after a step, in Hugging Face format."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from fourstroke.environments import task_of
 from fourstroke.errors import FourstrokeError
-from fourstroke.types import Episode, Message, Observation, Scored, Task
+from fourstroke.rewards import grade
+from fourstroke.types import Episode, Grader, Message, Observation, Scored, Task, Verdict
 
 
 class FakeEnvironmentError(FourstrokeError, ConnectionError):
@@ -123,6 +124,29 @@ class FakeGrader:
             return outcome
         score = float(episode.reply == task.answer)
         return Scored(score=score, components={"equal": score}, reason="compared", grader=self.name, cost_s=0.0)
+
+
+class InlineGraders:
+    """Graders in the caller's process, for virtual time: what ``rewards.GraderPool`` is in processes of its own.
+
+    Args:
+        grader: The grader.
+        timeout_s: Seconds for one episode.
+    """
+
+    def __init__(self, grader: Grader, *, timeout_s: float) -> None:
+        self._grader = grader
+        self._timeout_s = timeout_s
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def grade(self, task: Task, episode: Episode) -> Verdict:
+        """The verdict, or why there is none."""
+        return await grade(self._grader, task, episode, timeout_s=self._timeout_s)
+
+    async def close(self) -> None:
+        """Nothing to end."""
 
 
 class ParityGrader:

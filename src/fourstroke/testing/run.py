@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fourstroke.types import Message
+from fourstroke.config import RunConfig, process_settings
+from fourstroke.engines.fleet import Fleet
+from fourstroke.engines.router import Router
+from fourstroke.engines.vllm import CHECKPOINT, REPLACEMENT
+from fourstroke.errors import ActorDiedError
+from fourstroke.observability import Event, Waits
+from fourstroke.orchestration.controller import Controller, Outlets, Parts
+from fourstroke.orchestration.faults import work_under_watch
+from fourstroke.orchestration.restore import restore
+from fourstroke.orchestration.supervision import Supervisor
+from fourstroke.orchestration.training_run import Site
+from fourstroke.orchestration.watch import Watch
+from fourstroke.rollout import GroupRunner, RolloutWorker, WorkerPool
+from fourstroke.store import Ledger, PayloadWriter
+from fourstroke.store.checkpoints import checkpoint_path, newest_checkpoint, retain
+from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
+from fourstroke.testing.environment import InlineGraders
+from fourstroke.testing.trainer import FakeTrainer
+from fourstroke.types import (
+    Assignment,
+    Engine,
+    Grader,
+    GroupRecord,
+    Message,
+    RefusedGroup,
+    Task,
+    Taskset,
+    Wait,
+)
 
 
 class FakeRenderer:
@@ -23,6 +55,204 @@ class FakeRenderer:
     def decode(self, ids: np.ndarray) -> str:
         """The characters, without the stop token."""
         return "".join(chr(int(i)) for i in ids if i != 0)
+
+
+class FakeParts:
+    """Fakes in the driver's process behind ``training_run.Makers``: whole runs in virtual time.
+
+    Args:
+        taskset: Where environments come from.
+        grader: Grades.
+        engine: Settings of the engines.
+        trainers: Trainers in the order in which they are made; when none is left, further ones are plain.
+
+    Attributes:
+        engines: Every engine made, by name.
+        made_trainers: Every trainer made.
+        made_workers: Every worker made, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        taskset: Taskset,
+        grader: Grader,
+        engine: FakeEngineSettings | None = None,
+        trainers: Sequence[FakeTrainer] = (),
+    ) -> None:
+        self._taskset = taskset
+        self._grader = grader
+        self._settings = engine or FakeEngineSettings(vocab_size=128, max_model_len=64)
+        self._trainers = list(trainers)
+        self.engines: dict[str, FakeEngine] = {}
+        self.made_trainers: list[FakeTrainer] = []
+        self.made_workers: dict[str, FakeWorker] = {}
+
+    def open(self) -> None:
+        """Nothing to start."""
+
+    def engine(self, site: Site, name: str, is_replacement: bool) -> FakeEngine:
+        """A fake engine; only the first of the settings' deaths happens."""
+        settings = dataclasses.replace(self._settings, landing=site.config.engine.landing)
+        if self.engines:
+            settings = dataclasses.replace(settings, dies_at_request=None)
+        self.engines[name] = FakeEngine(settings, name=name, held=REPLACEMENT if is_replacement else CHECKPOINT)
+        return self.engines[name]
+
+    def trainer(self, site: Site) -> FakeTrainer:
+        """The next trainer."""
+        del site
+        self.made_trainers.append(self._trainers.pop(0) if self._trainers else FakeTrainer())
+        return self.made_trainers[-1]
+
+    def worker(self, site: Site, name: str) -> FakeWorker:
+        """A real worker of the driver's process, which can be killed."""
+        self.made_workers[name] = FakeWorker(
+            name, config=site.config, taskset=self._taskset, grader=self._grader, payload_dir=site.payload_dir
+        )
+        return self.made_workers[name]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class FakeWorker(RolloutWorker):
+    """The real worker, in the driver's process, with inline graders and a tokenizer of characters."""
+
+    def __init__(self, name: str, *, config: RunConfig, taskset: Taskset, grader: Grader, payload_dir: Path) -> None:
+        router, waits = Router(), Waits(name)
+        runner = GroupRunner(
+            config,
+            taskset=taskset,
+            graders=InlineGraders(grader, timeout_s=config.deadlines.grade_s),
+            sampler=router,
+            renderer=FakeRenderer(),
+            waits=waits,
+        )
+        super().__init__(name, runner=runner, router=router, payload=PayloadWriter(payload_dir), waits=waits)
+        self._death = asyncio.Event()
+
+    def kill(self) -> None:
+        """Die now, as a killed process does: every call that waits fails."""
+        self._death.set()
+
+    async def route(self, engines: Sequence[Engine]) -> None:
+        """As the real one, while it lives."""
+        self._check_alive()
+        await super().route(engines)
+
+    async def run(
+        self, assignments: Sequence[Assignment], *, is_together: bool
+    ) -> tuple[GroupRecord | RefusedGroup, ...]:
+        """As the real one, while it lives."""
+        self._check_alive()
+        work = asyncio.ensure_future(super().run(assignments, is_together=is_together))
+        death = asyncio.ensure_future(self._death.wait())
+        try:
+            await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
+            self._check_alive()
+            return await work
+        finally:
+            work.cancel()
+            death.cancel()
+            await asyncio.gather(work, death, return_exceptions=True)
+
+    async def check_health(self) -> tuple[Wait, ...]:
+        """As the real one, while it lives."""
+        self._check_alive()
+        return await super().check_health()
+
+    def _check_alive(self) -> None:
+        if self._death.is_set():
+            raise ActorDiedError(f"{self.name} (process 2) is gone: signal 9; its log is none")
+
+
+class FakeRun:
+    """The real controller, watch, fleet, pool and ledger around fakes: one incarnation after another in one folder.
+
+    Args:
+        config: The run's.
+        folder: Holds the ledger, the payload and the checkpoints.
+        parts: The fakes.
+        on_step: Takes a finished step's number and record.
+        on_event: Takes an event.
+
+    Example:
+        >>> async with FakeRun(config, folder, parts=parts).started() as run:  # doctest: +SKIP
+        ...     await run.train()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        *,
+        parts: FakeParts,
+        on_step: Callable[[int, dict[str, float]], None] = lambda _step, _record: None,
+        on_event: Callable[[Event], None] = lambda _event: None,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._on_step = on_step
+        self._on_event = on_event
+        (folder / "payload").mkdir(exist_ok=True)
+        settings = process_settings()
+        self._site = Site(
+            config=config,
+            settings=settings,
+            model_path=folder,
+            logs_dir=folder,
+            payload_dir=folder / "payload",
+        )
+        self.ledger = Ledger(folder / "ledger.sqlite")
+        self.supervisor = Supervisor(config.supervision)
+        self.workers = WorkerPool(lambda name: parts.worker(self._site, name), count=config.rollout.num_workers)
+        self.fleet = Fleet(
+            lambda name, is_replacement: parts.engine(self._site, name, is_replacement),
+            count=config.engine.count,
+            is_fresh=self.ledger.incarnations() == (),
+            on_routable=self.workers.route,
+        )
+        self.trainer = parts.trainer(self._site)
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[FakeRun]:
+        """Start the parts, and end them."""
+        with contextlib.closing(self.ledger):
+            try:
+                await asyncio.gather(self.workers.start(), self.fleet.start(), self.trainer.start())
+                yield self
+            finally:
+                await asyncio.gather(self.workers.close(), self.fleet.close(), self.trainer.close())
+
+    async def train(self, tasks: Sequence[Task]) -> None:
+        """One incarnation, under the watch."""
+        checkpoints, config = self._folder / "checkpoints", self._config
+        is_first, step = self.ledger.incarnations() == (), newest_checkpoint(checkpoints)
+        start = restore(self.ledger, config, step=step, reason="test")
+        if step:
+            await self.trainer.load(str(checkpoint_path(checkpoints, step=step)))
+        if not is_first:
+            await self.fleet.publish(lambda: self.trainer.publish(step, incarnation=start.incarnation))
+        outlets = Outlets(
+            on_step=self._on_step,
+            on_event=self._on_event,
+            checkpoint_path=lambda number: checkpoint_path(checkpoints, step=number),
+            on_checkpoint=lambda _: retain(checkpoints, keep=config.checkpoint.keep),
+            origin_s=0.0,
+        )
+        parts = Parts(
+            fleet=self.fleet,
+            trainer=self.trainer,
+            workers=self.workers,
+            ledger=self.ledger,
+            supervisor=self.supervisor,
+        )
+        controller = Controller(config, tasks=tasks, parts=parts, outlets=outlets, start=start)
+        watch = Watch(
+            config, fleet=self.fleet, workers=self.workers, supervisor=self.supervisor, tell=lambda *_a, **_f: None
+        )
+        await work_under_watch(controller.run(), watch.run())
 
 
 class SilentReporter:

@@ -4,52 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
-import numpy as np
+import msgspec
 
 from fourstroke.algorithms import LossMetric
-from fourstroke.errors import ActorDiedError
-from fourstroke.types import Batch, Column, Microbatch, Publication, StepStats, WeightVersion
+from fourstroke.errors import ActorDiedError, RunFolderError
+from fourstroke.store.checkpoints import CHECKPOINT_MANIFEST
+from fourstroke.store.files import write_atomic
+from fourstroke.types import BatchRecord, Microbatch, Publication, StepStats, Wait, WeightVersion
+
+
+class _Saved(msgspec.Struct):
+    """All of a fake trainer's state."""
+
+    step: int
+    weight: float
+    trained: list[list[str]]
 
 
 class FakeTrainer:
-    """Behind the ``Trainer`` protocol; records what it was asked to do.
+    """Behind the ``Trainer`` protocol; records what it was asked to do, and forgets it with its weights.
 
     Args:
         verb_s: Seconds of the loop's clock that each verb takes.
         dies_at_step: Step at which ``optim_step`` raises as a dead process would, or None.
         mismatch: The ``abs_log_ratio`` that it reports for each loss token.
+
+    Attributes:
+        trained: Ids of the rows that went into each update, as far as the present weights go.
+        published: Versions published, as (incarnation, number).
+        exported: Folders that the model was exported to.
     """
 
     def __init__(self, *, verb_s: float = 1.0, dies_at_step: int | None = None, mismatch: float = 0.0) -> None:
         self._verb_s = verb_s
         self._dies_at_step = dies_at_step
         self._mismatch = mismatch
-        self.trained_rows: list[list[str]] = [[]]
-        self.published: list[int] = []
-        self.saved: list[str] = []
+        self.trained: list[list[str]] = [[]]
+        self.published: list[tuple[int, int]] = []
+        self.exported: list[str] = []
         self.weight = 0.0
+        self._batches: dict[int, BatchRecord] = {}
         self._gradient = 0.0
+        self._checkpoint: tuple[Path, _Saved] | None = None
+        self._obituary = ""
         self.is_closed = False
 
     async def start(self) -> None:
         """Be ready."""
         await self._work()
 
-    async def prepare(self, batch: Batch) -> Batch:
-        """Proximal log-probabilities equal to the behaviour's."""
+    async def prepare(self, batch: BatchRecord) -> None:
+        """Keep the batch."""
         await self._work()
-        rows = tuple(row.with_columns(proximal_logprobs=row[Column.BEHAVIOUR_LOGPROBS].copy()) for row in batch.rows)
-        return Batch(
-            step=batch.step, rows=rows, num_sequences=batch.num_sequences, num_loss_tokens=batch.num_loss_tokens
-        )
+        if batch.update == 0:
+            self._batches.clear()
+        self._batches[batch.update] = batch
 
-    async def forward_backward(self, batch: Batch, microbatch: Microbatch) -> StepStats:
+    async def forward_backward(self, update: int, microbatch: Microbatch) -> StepStats:
         """Note the rows; the gradient is the sum of weight times advantage."""
         await self._work()
-        rows = [batch.rows[index] for index in microbatch.rows]
-        self.trained_rows[-1] += [row.id for row in rows]
-        self._gradient += float(sum(np.sum(row[Column.WEIGHT] * row[Column.ADVANTAGES]) for row in rows))
+        rows = [self._batches[update].rows[index] for index in microbatch.rows]
+        self.trained[-1] += [row.id for row in rows]
+        self._gradient += sum(row.weight * row.advantage * row.num_loss_tokens for row in rows)
         num_tokens = sum(row.num_loss_tokens for row in rows)
         sums = dict.fromkeys((metric.value for metric in LossMetric), 0.0)
         sums |= {LossMetric.LOSS: -self._gradient, LossMetric.ABS_LOG_RATIO: self._mismatch * num_tokens}
@@ -58,33 +76,72 @@ class FakeTrainer:
     async def optim_step(self) -> StepStats:
         """Move the weight against the gradient."""
         await self._work()
-        if self._dies_at_step == len(self.trained_rows):
-            raise ActorDiedError("the trainer process 1 ended with signal 9; its log is none")
+        if self._dies_at_step == len(self.trained):
+            self.kill()
+            self._check_alive()
         self.weight += self._gradient
         stats = StepStats(sums={"grad_norm": abs(self._gradient), "learning_rate": 1.0}, num_tokens=0)
         self._gradient = 0.0
-        self.trained_rows.append([])
+        self.trained.append([])
         return stats
 
-    async def publish(self, number: int) -> Publication:
-        """A publication without tensors."""
+    async def publish(self, number: int, *, incarnation: int) -> Publication:
+        """A publication without tensors; its digest says which weight it is."""
         await self._work()
-        self.published.append(number)
-        version = WeightVersion(incarnation=0, number=number, digest=f"{number:032x}")
+        self.published.append((incarnation, number))
+        digest = f"{number:016x}{hash(self.weight) & (2**64 - 1):016x}"
+        version = WeightVersion(incarnation=incarnation, number=number, digest=digest)
         return Publication(version=version, path="", size_bytes=0, tensors=())
 
-    async def save(self, folder: str) -> None:
+    async def save(self, folder: str, *, step: int) -> None:
+        """Fix the state; ``flush`` writes it."""
+        await self._work()
+        saved = _Saved(step=step, weight=self.weight, trained=[list(rows) for rows in self.trained])
+        self._checkpoint = Path(folder), saved
+
+    async def flush(self) -> None:
+        """Write the checkpoint, as a folder with its manifest."""
+        await self._work()
+        assert self._checkpoint is not None, "flush before save"
+        folder, saved = self._checkpoint
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / CHECKPOINT_MANIFEST, msgspec.json.encode(saved))
+
+    async def load(self, folder: str) -> int:
+        """Restore what ``flush`` wrote."""
+        await self._work()
+        file = Path(folder) / CHECKPOINT_MANIFEST
+        if not file.is_file():
+            raise RunFolderError(f"{folder} is no whole checkpoint")
+        saved = msgspec.json.decode(file.read_bytes(), type=_Saved)
+        self.weight, self.trained, self._gradient = saved.weight, saved.trained, 0.0
+        return saved.step
+
+    async def export(self, folder: str) -> None:
         """Make the folder, so that callers find one."""
         await self._work()
         os.makedirs(folder)  # noqa: PTH103 - a fake in a loop of virtual time
-        self.saved.append(folder)
+        self.exported.append(folder)
 
-    async def check_health(self) -> None:
-        """Always well until it dies in a verb."""
+    async def check_health(self) -> tuple[Wait, ...]:
+        """Nothing, while it lives."""
+        self._check_alive()
+        return ()
 
     async def close(self) -> None:
         """Nothing to give back."""
+        self._obituary = self._obituary or "the trainer was closed"
         self.is_closed = True
 
+    def kill(self) -> None:
+        """Die now, as a killed process does."""
+        self._obituary = self._obituary or "trainer (process 1) is gone: signal 9; its log is none"
+
+    def _check_alive(self) -> None:
+        if self._obituary:
+            raise ActorDiedError(self._obituary)
+
     async def _work(self) -> None:
+        self._check_alive()
         await asyncio.sleep(self._verb_s)
+        self._check_alive()

@@ -7,11 +7,10 @@
     begin       .step-000010.partial/ is made; what a killed run left of that kind is removed
     write       trainer.safetensors, fsync -> trainer.json, fsync -> rename to step-000010/, fsync of the parent
     read        names, shapes and digests against the model and trainer.json -> views of the file, for copying
-    retain      rename to .step-000008.removed/, fsync of the parent -> delete
 
-Invariants: a folder with ``trainer.json`` under its own name is whole and on disk; the newest is never removed; a
-tensor is written from where it lies, one pass for digest and disk. Training draws no random numbers (dropout is off),
-so no generator's state is kept. Gradients are not kept: a checkpoint is of the time between two steps.
+Invariants: a folder with ``trainer.json`` under its own name is whole and on disk; a tensor is written from where it
+lies, one pass for digest and disk. Training draws no random numbers (dropout is off), so no generator's state is kept.
+Gradients are not kept: a checkpoint is of the time between two steps.
 May not know of runs, ledgers or threads.
 """
 
@@ -20,10 +19,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +33,7 @@ from torch import Tensor
 
 import fourstroke
 from fourstroke.errors import RunFolderError
+from fourstroke.store.checkpoints import CHECKPOINT_MANIFEST
 from fourstroke.store.files import sync_folder, write_all, write_atomic, writing
 from fourstroke.weights.manifest import bytes_of, tensor_digest
 
@@ -42,8 +41,7 @@ CHECKPOINT_SCHEMA = 1
 # Adam's moments, as torch names them and as they stand before a parameter's name.
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-_TENSORS, _MANIFEST = "trainer.safetensors", "trainer.json"
-_STEP = re.compile(r"step-(\d{6,})")
+_TENSORS = "trainer.safetensors"
 _DISTRIBUTIONS = ("torch", "transformers", "safetensors")
 
 
@@ -89,55 +87,6 @@ class _SchemaOnly(msgspec.Struct):
     schema: int
 
 
-# --- folders --------------------------------------------------------------------------------------------------------
-
-
-def checkpoint_path(folder: Path, *, step: int) -> Path:
-    """Where the checkpoint of a step lies among a run's checkpoints.
-
-    Example:
-        >>> checkpoint_path(Path("checkpoints"), step=10).name
-        'step-000010'
-    """
-    return folder / f"step-{step:06d}"
-
-
-def checkpoints(folder: Path) -> list[int]:
-    """Steps of the whole checkpoints in a folder, ascending; none if the folder is not there.
-
-    Example:
-        >>> checkpoints(Path("no-such-folder"))
-        []
-    """
-    return sorted(step for step, _ in _whole(folder))
-
-
-def retain(folder: Path, *, keep: int) -> None:
-    """Delete all but the ``keep`` newest whole checkpoints; a deletion cut short is finished by the next call.
-
-    Raises:
-        RunFolderError: The folder may not be written.
-
-    Example:
-        >>> retain(Path("no-such-folder"), keep=2)
-    """
-    assert keep >= 1, keep
-    with writing(folder):
-        for step in checkpoints(folder)[:-keep]:
-            path = checkpoint_path(folder, step=step)
-            # Renamed first: what is half deleted must not be found under the name of a whole one.
-            path.rename(path.with_name(f".{path.name}.removed"))
-            sync_folder(folder)
-        for removed in folder.glob(".step-*.removed"):
-            shutil.rmtree(removed)
-
-
-def _whole(folder: Path) -> Iterator[tuple[int, Path]]:
-    for path in folder.glob("step-*"):
-        if (match := _STEP.fullmatch(path.name)) and (path / _MANIFEST).is_file():
-            yield int(match[1]), path
-
-
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +128,7 @@ def write_checkpoint(folder: Path, state: TrainerState, *, partial: Path) -> Non
                 tensors=_write_tensors(partial / _TENSORS, state.tensors),
                 versions=_versions(),
             )
-            write_atomic(partial / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+            write_atomic(partial / CHECKPOINT_MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
             partial.rename(folder)
             sync_folder(folder.parent)
         except (OSError, RunFolderError):
@@ -264,9 +213,11 @@ def read_checkpoint(folder: Path, *, shapes: Mapping[str, tuple[int, ...]]) -> T
 
 
 def _read_manifest(folder: Path) -> _Manifest:
-    file = folder / _MANIFEST
+    file = folder / CHECKPOINT_MANIFEST
     if not file.is_file():
-        raise RunFolderError(f"{folder} is no whole checkpoint, since it has no {_MANIFEST}; name another one")
+        raise RunFolderError(
+            f"{folder} is no whole checkpoint, since it has no {CHECKPOINT_MANIFEST}; name another one"
+        )
     data = file.read_bytes()
     try:
         schema = msgspec.json.decode(data, type=_SchemaOnly).schema
@@ -277,7 +228,7 @@ def _read_manifest(folder: Path) -> _Manifest:
             )
         return msgspec.json.decode(data, type=_Manifest)
     except msgspec.MsgspecError as error:
-        raise _refused(folder, f"is damaged: {_MANIFEST} does not read ({error})") from error
+        raise _refused(folder, f"is damaged: {CHECKPOINT_MANIFEST} does not read ({error})") from error
 
 
 def _map_tensors(folder: Path) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """The real controller, runner and store with a fake engine, trainer and taskset, in virtual time."""
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from fourstroke.config import load_config
 from fourstroke.errors import (
     ActorDiedError,
-    DeadlineError,
     EngineDiedError,
     FourstrokeError,
     MismatchError,
@@ -18,17 +16,13 @@ from fourstroke.errors import (
     TooManyDropsError,
 )
 from fourstroke.observability import METRICS, Event, EventKind
-from fourstroke.orchestration.controller import Controller, Outlets, Parts
-from fourstroke.rollout import GroupRunner
-from fourstroke.store import Ledger, PayloadWriter, read_payload
+from fourstroke.store import read_payload
 from fourstroke.testing.clock import run_virtual
 from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
 from fourstroke.testing.environment import FakeGrader, FakeTaskset, ParityGrader
-from fourstroke.testing.run import FakeRenderer
+from fourstroke.testing.run import FakeParts, FakeRun
 from fourstroke.testing.trainer import FakeTrainer
 from fourstroke.types import Group, StopReason
-
-SETTINGS = FakeEngineSettings(vocab_size=128, max_model_len=64)
 
 
 class ScriptedParity(FakeGrader):
@@ -59,48 +53,60 @@ class Outcome:
     audit: object = None
     groups: list[Group] = field(default_factory=list)
     seconds: float = 0.0
+    parts: FakeParts | None = None
+
+    @property
+    def trained(self) -> list[str]:
+        """Rows that went into the weights, update by update."""
+        return [row for update in self.parts.made_trainers[-1].trained for row in update]
+
+    @property
+    def published(self) -> list[tuple[int, int]]:
+        return self.parts.made_trainers[-1].published
 
 
-def _run(tmp_path, config, *, engine=None, trainer=None, taskset=None, grader=None):
+def _run(tmp_path, config, *, engine=None, trainers=(), taskset=None, grader=None, meanwhile=None):
+    """One incarnation; ``meanwhile`` is a coroutine function of the run's parts that goes on beside it."""
     outcome = Outcome()
 
     async def main():
-        fake_engine = engine or FakeEngine(SETTINGS)
-        fake_trainer, tasks = trainer or FakeTrainer(), taskset or FakeTaskset(num_train=6)
-        runner = GroupRunner(
-            config, taskset=tasks, grader=grader or ParityGrader(), engine=fake_engine, renderer=FakeRenderer()
+        tasks = taskset or FakeTaskset(num_train=6)
+        parts = FakeParts(taskset=tasks, grader=grader or ParityGrader(), engine=engine, trainers=trainers)
+        run = FakeRun(
+            config,
+            tmp_path,
+            parts=parts,
+            on_step=lambda _, record: outcome.records.append(record),
+            on_event=outcome.events.append,
         )
-        ledger, payload = Ledger(tmp_path / "ledger.sqlite"), PayloadWriter(tmp_path)
-        parts = Parts(engine=fake_engine, trainer=fake_trainer, runner=runner, ledger=ledger, payload=payload)
-        outlets = Outlets(
-            on_step=lambda _, record: outcome.records.append(record), on_event=outcome.events.append, origin_s=0.0
-        )
-        await fake_engine.start()
-        with contextlib.closing(ledger), contextlib.closing(payload):
+        outcome.parts = parts
+        async with run.started():
+            beside = asyncio.ensure_future(meanwhile(parts)) if meanwhile else None
             try:
-                await Controller(config, tasks=tasks.train, parts=parts, outlets=outlets).run()
+                await run.train(tasks.train)
             except FourstrokeError as error:
                 outcome.error = error
-            outcome.audit = ledger.audit()
-            payload.close()
-            outcome.groups = [read_payload(tmp_path, ref, Group) for ref in ledger.references().values()]
-        outcome.seconds = asyncio.get_running_loop().time()
+            finally:
+                outcome.seconds = asyncio.get_running_loop().time()
+                if beside:
+                    beside.cancel()
+            outcome.audit = run.ledger.audit()
+            references = run.ledger.references().values()
+            outcome.groups = [read_payload(tmp_path / "payload", reference, Group) for reference in references]
 
     run_virtual(main())
     return outcome
 
 
 def test_three_steps_train_twelve_draws_once_each(tmp_path):
-    trainer = FakeTrainer()
-
-    outcome = _run(tmp_path, _config(), trainer=trainer)
+    outcome = _run(tmp_path, _config())
 
     assert outcome.error is None
     audit = outcome.audit
     assert (audit.drawn, audit.trained, audit.dropped, audit.pending, audit.balanced) == (12, 12, 0, 0, True)
-    assert trainer.published == [1, 2, 3]
-    trained = [row for step in trainer.trained_rows for row in step]
-    assert len(trained) == len(set(trained))
+    assert (audit.attempts, audit.attempts_used, audit.late, audit.max_lag) == (12, 12, 0, 0)
+    assert outcome.published == [(0, 1), (0, 2), (0, 3)]
+    assert len(outcome.trained) == len(set(outcome.trained)) > 0
     assert [record["step"] for record in outcome.records] == [1, 2, 3]
 
 
@@ -132,14 +138,13 @@ def test_each_metric_of_the_catalogue_is_fed(tmp_path):
 
 
 def test_members_without_a_score_are_left_out_and_counted(tmp_path):
-    trainer = FakeTrainer()
     grader = ScriptedParity(outcomes={2: ZeroDivisionError("no judge")})
 
-    outcome = _run(tmp_path, _config(), trainer=trainer, grader=grader)
+    outcome = _run(tmp_path, _config(), grader=grader)
 
     assert outcome.error is None
     assert all(record["reward/grade/unscored_fraction"] == 0.25 for record in outcome.records)
-    assert not [row for step in trainer.trained_rows for row in step if ".2/" in row]
+    assert not [row for row in outcome.trained if ".2/" in row]
     unscored = [event for event in outcome.events if event.kind is EventKind.EPISODE_UNSCORED]
     assert len(unscored) == 12
     assert "no judge" in unscored[0].fields["detail"]
@@ -196,47 +201,134 @@ def test_a_grader_that_always_fails_stops_the_run_loudly(tmp_path):
     assert outcome.audit.trained == 0
 
 
-def test_a_dead_engine_ends_the_run_with_its_name(tmp_path):
-    engine = FakeEngine(FakeEngineSettings(vocab_size=128, max_model_len=64, dies_at_request=6))
+def test_a_dead_engine_is_replaced_and_what_it_lost_is_rolled_again(tmp_path):
+    engine = FakeEngineSettings(vocab_size=128, max_model_len=64, dies_at_request=6)
 
     outcome = _run(tmp_path, _config(), engine=engine)
 
+    assert outcome.error is None
+    assert (outcome.audit.trained, outcome.audit.dropped, outcome.audit.balanced) == (12, 0, True)
+    assert outcome.audit.attempts_dropped_by_reason == {"lost": 4}
+    # The successor was brought to the weights of step 1 before it served.
+    engines = {member.episode.spans[-1].engine for group in outcome.groups for member in group.members}
+    assert engines == {"vllm-0", "vllm-1"}
+    for group in outcome.groups:
+        for member in group.members:
+            assert {run.version for run in member.episode.spans[-1].versions} == {group.admitted_version}
+
+
+def test_an_engine_that_dies_over_and_over_stops_the_run_with_its_name(tmp_path):
+    async def kill_all(parts):
+        while True:
+            await asyncio.sleep(5)
+            for engine in parts.engines.values():
+                engine.kill()
+
+    outcome = _run(tmp_path, _config(), meanwhile=kill_all)
+
     assert isinstance(outcome.error, EngineDiedError)
-    assert "fake-0: process 4711 ended with signal 9" in str(outcome.error)
+    assert "process 4711 ended with signal 9" in str(outcome.error)
     assert outcome.audit.balanced
-    assert (outcome.audit.trained, outcome.audit.pending) == (4, 4)
 
 
-def test_an_engine_that_dies_while_it_is_idle_is_named_by_the_watch(tmp_path):
-    engine = FakeEngine(SETTINGS)
-    trainer = FakeTrainer(verb_s=100.0)
-
-    async def kill_later():
+def test_an_engine_that_dies_while_it_is_idle_is_replaced_while_the_trainer_works(tmp_path):
+    async def kill_later(parts):
         await asyncio.sleep(50)
-        engine.kill()
+        parts.engines["vllm-0"].kill()
+        await asyncio.sleep(2)
+        kill_later.engines = list(parts.engines)
 
-    class DyingTrainer(FakeTrainer):
-        async def forward_backward(self, batch, microbatch):
-            self.killer = asyncio.create_task(kill_later())
-            return await trainer.forward_backward(batch, microbatch)
+    outcome = _run(tmp_path, _config(), trainers=[FakeTrainer(verb_s=100.0)], meanwhile=kill_later)
 
-    outcome = _run(tmp_path, _config(), engine=engine, trainer=DyingTrainer())
-
-    assert isinstance(outcome.error, EngineDiedError)
-    assert outcome.seconds < 60  # not after the 100 s that the trainer's verb takes
+    assert outcome.error is None
+    assert kill_later.engines == ["vllm-0", "vllm-1"]  # within 2 s, not after the 100 s of the trainer's verb
+    assert outcome.audit.trained == 12
 
 
-def test_a_dead_trainer_ends_the_run_with_its_name(tmp_path):
-    outcome = _run(tmp_path, _config(), trainer=FakeTrainer(dies_at_step=2))
+def test_a_dead_worker_is_replaced_and_what_it_lost_is_rolled_again(tmp_path):
+    async def kill_later(parts):
+        await asyncio.sleep(0.03)
+        parts.made_workers["worker-0"].kill()
+
+    outcome = _run(tmp_path, _config(), meanwhile=kill_later)
+
+    assert outcome.error is None
+    assert list(outcome.parts.made_workers) == ["worker-0", "worker-1"]
+    assert (outcome.audit.trained, outcome.audit.dropped, outcome.audit.balanced) == (12, 0, True)
+    assert outcome.audit.attempts_dropped_by_reason == {"lost": 4}
+
+
+def test_a_dead_trainer_ends_the_incarnation_with_its_name(tmp_path):
+    outcome = _run(tmp_path, _config(), trainers=[FakeTrainer(dies_at_step=2)])
 
     assert isinstance(outcome.error, ActorDiedError)
     assert (outcome.audit.trained, outcome.audit.pending, outcome.audit.balanced) == (4, 4, True)
 
 
+def test_a_run_goes_on_from_its_checkpoint_and_trains_each_draw_once(tmp_path):
+    config = _config(staleness=1)
+    config = load_config(config, overrides=["checkpoint.every_steps=1", "num_steps=4"])
+
+    first = _run(tmp_path, config, trainers=[FakeTrainer(dies_at_step=3)])
+    second = _run(tmp_path, config)
+
+    assert isinstance(first.error, ActorDiedError)
+    assert second.error is None
+    assert [record["step"] for record in second.records] == [3, 4]
+    assert second.published == [(1, 2), (1, 3), (1, 4)]
+    groups = {row.partition(".")[0] for row in second.trained}
+    assert len(second.trained) == len(set(second.trained))
+    assert (second.audit.drawn, second.audit.trained, second.audit.pending, second.audit.balanced) == (16, 16, 0, True)
+    assert groups <= {f"e{i // 6:04d}-i{i % 6:06d}" for i in range(16)}
+    assert any(event.kind is EventKind.GROUP_REUSED for event in second.events)
+    assert second.audit.max_lag <= 1
+
+
+def test_a_late_group_is_tried_again_and_the_first_result_counts(tmp_path):
+    class SlowOnce(ParityGrader):
+        """The first episodes take longer than a group may."""
+
+        num_calls = 0
+
+        async def grade(self, task, episode):
+            SlowOnce.num_calls += 1
+            if SlowOnce.num_calls <= 4:
+                await asyncio.sleep(25)
+            return await super().grade(task, episode)
+
+    config = load_config(_config(), overrides=["deadlines.group_s=10"])
+
+    outcome = _run(tmp_path, config, grader=SlowOnce())
+
+    assert outcome.error is None
+    assert (outcome.audit.trained, outcome.audit.dropped, outcome.audit.attempts) == (12, 0, 13)
+    assert outcome.audit.attempts_dropped_by_reason == {"overtaken": 1}
+    assert [event.fields["fault"] for event in outcome.events if event.kind is EventKind.FAULT] == ["group_late"]
+
+
+def test_deterministic_groups_are_sampled_together(tmp_path, monkeypatch):
+    sizes, plain = [], FakeEngine.generate_together
+
+    async def counted(self, requests):
+        sizes.append(len(requests))
+        return await plain(self, requests)
+
+    monkeypatch.setattr(FakeEngine, "generate_together", counted)
+    config = load_config(_config(), overrides=["deterministic=true"])
+    # The first attempt of the second group fails: it is rolled again in a batch of its own.
+    taskset = FakeTaskset(num_train=6, failing={4, 5, 6})
+
+    outcome = _run(tmp_path, config, taskset=taskset)
+
+    assert outcome.error is None
+    assert (outcome.audit.trained, outcome.audit.dropped, outcome.audit.attempts) == (12, 0, 13)
+    assert sizes == [4, 1, 4, 4]
+
+
 def test_a_mismatch_stops_the_run_before_the_update(tmp_path):
     trainer = FakeTrainer(mismatch=0.3)
 
-    outcome = _run(tmp_path, _config(), trainer=trainer)
+    outcome = _run(tmp_path, _config(), trainers=[trainer])
 
     assert isinstance(outcome.error, MismatchError)
     assert "step 1" in str(outcome.error)
@@ -248,38 +340,45 @@ def test_weights_that_do_not_arrive_stop_the_run_before_a_token_is_sampled_from_
     class StaleTrainer(FakeTrainer):
         """Publishes version 1 again at the second step."""
 
-        async def publish(self, number):
-            return await super().publish(min(number, 1))
+        async def publish(self, number, *, incarnation):
+            return await super().publish(min(number, 1), incarnation=incarnation)
 
-    engine = FakeEngine(SETTINGS)
-
-    outcome = _run(tmp_path, _config(), engine=engine, trainer=StaleTrainer())
+    outcome = _run(tmp_path, _config(), trainers=[StaleTrainer()])
 
     assert isinstance(outcome.error, PublicationError)
-    assert engine.version.number == 1
+    assert outcome.parts.engines["vllm-0"].version.number == 1
     assert len(outcome.groups) == 8  # none was sampled after the second step
     assert (outcome.audit.trained, outcome.audit.pending, outcome.audit.balanced) == (4, 4, True)
 
 
-def test_a_group_that_hangs_is_named_at_its_deadline(tmp_path):
-    engine = FakeEngine(FakeEngineSettings(vocab_size=128, max_model_len=64, token_s=1000.0))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    staleness=st.integers(0, 3),
+    window=st.integers(1, 8),
+    groups_per_step=st.integers(1, 4),
+    latencies=st.lists(st.floats(0.0, 60.0), min_size=1, max_size=7),
+)
+def test_no_lag_passes_the_bound_whatever_the_latencies(
+    tmp_path_factory, staleness, window, groups_per_step, latencies
+):
+    class AdversarialGrader(ParityGrader):
+        """Holds back each episode for as long as the script says."""
 
-    outcome = _run(tmp_path, _config(), engine=engine)
+        num_calls = 0
 
-    assert isinstance(outcome.error, DeadlineError)
-    assert "waited 600 s for group e0000-i00000" in str(outcome.error)
+        async def grade(self, task, episode):
+            AdversarialGrader.num_calls += 1
+            await asyncio.sleep(latencies[AdversarialGrader.num_calls % len(latencies)])
+            return await super().grade(task, episode)
 
+    window = min(window, staleness * groups_per_step + 1)
+    sizes = {"staleness": staleness, "window": window, "groups_per_step": groups_per_step, "group_size": 2}
+    config = load_config(_config(**sizes), overrides=["num_steps=6", "deadlines.grade_s=100"])
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sets(st.integers(0, 80), max_size=40), st.integers(1, 4), st.integers(0, 1))
-def test_the_ledger_balances_whatever_fails(tmp_path_factory, failing, groups_per_step, max_retries):
-    config = _config(groups_per_step=groups_per_step, max_retries=max_retries)
-
-    outcome = _run(tmp_path_factory.mktemp("run"), config, taskset=FakeTaskset(num_train=6, failing=failing))
+    outcome = _run(tmp_path_factory.mktemp("run"), config, grader=AdversarialGrader())
 
     assert outcome.error is None
-    audit = outcome.audit
-    assert audit.balanced
-    assert audit.trained == 3 * groups_per_step
-    assert audit.pending == 0
-    assert audit.drawn == audit.trained + audit.dropped
+    assert outcome.audit.max_lag <= staleness
+    assert "stale" not in outcome.audit.dropped_by_reason  # the second check finds nothing
+    assert (outcome.audit.trained, outcome.audit.pending) == (6 * groups_per_step, 0)
+    assert len(outcome.trained) == len(set(outcome.trained))

@@ -20,15 +20,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from fourstroke.errors import RunFolderError
-from fourstroke.trainer.checkpoint import (
-    TrainerState,
-    begin_checkpoint,
-    checkpoint_path,
-    checkpoints,
-    read_checkpoint,
-    retain,
-    write_checkpoint,
-)
+from fourstroke.store.checkpoints import checkpoint_path, checkpoints, retain
+from fourstroke.trainer.checkpoint import TrainerState, begin_checkpoint, read_checkpoint, write_checkpoint
 
 SHAPES: dict[str, tuple[int, ...]] = {"embed": (7, 5), "norm": (5,), "scale": (), "frozen": (2, 3)}
 
@@ -189,7 +182,8 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from fourstroke.trainer.checkpoint import TrainerState, begin_checkpoint, checkpoint_path, write_checkpoint
+from fourstroke.store.checkpoints import checkpoint_path
+from fourstroke.trainer.checkpoint import TrainerState, begin_checkpoint, write_checkpoint
 
 def write(step):
     state = TrainerState(step=step, num_updates=step, adam_steps={}, tensors={f"w{i}": torch.ones(9) for i in range(4)})

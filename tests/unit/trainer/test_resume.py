@@ -23,8 +23,9 @@ import xxhash
 from fourstroke.algorithms.losses import bind_loss
 from fourstroke.config import RunConfig, load_config
 from fourstroke.errors import RunFolderError
+from fourstroke.store.checkpoints import checkpoints
 from fourstroke.trainer import engine
-from fourstroke.trainer.checkpoint import TrainerState, checkpoints
+from fourstroke.trainer.checkpoint import TrainerState
 from fourstroke.trainer.engine import TorchTrainer
 from fourstroke.types import Batch, Microbatch, decode, encode
 
