@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import psutil
@@ -24,8 +24,11 @@ import typer
 import fourstroke
 from fourstroke.config import RunConfig, dump_config, load_config, process_settings
 from fourstroke.errors import ConfigError, FourstrokeError
-from fourstroke.observability import make_reporter, printable
+from fourstroke.observability import Reporter, describe_waits, make_reporter, printable, unix_now
 from fourstroke.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from fourstroke.orchestration.training_run import PreparedRun
 
 app = typer.Typer(help="Reinforcement-learning post-training of language models.", no_args_is_help=True)
 ledger_app = typer.Typer(help="Questions to a run's ledger.", no_args_is_help=True)
@@ -51,27 +54,72 @@ def _config_of(source: str, sets: list[str] | None) -> RunConfig:
 def train(
     source: Source,
     sets: Sets = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Equal bit for bit, run after run and through kills.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print and write the resolved configuration.")
     ] = False,
 ) -> None:
     """Train a model, evaluated before and after; prints the run folder last."""
-    config = _config_of(source, sets)
+    config = _config_of(source, [*(sets or ()), *(["deterministic=true"] if deterministic else ())])
     if dry_run:
         _dry_run(config)
         return
-    from fourstroke.orchestration.training_run import TrainingRun, prepare_run, summary_lines
+    from fourstroke.orchestration.training_run import prepare_run
 
     reporter = make_reporter(sys.stdout)
     reporter.note(f"preparing {config.name}: model {config.model.name}")
-    prepared = prepare_run(config, settings=process_settings())
+    _train_prepared(prepare_run(config, settings=process_settings()), reporter)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    sets: Sets = None,
+) -> None:
+    """Go on with a run that was stopped, killed or failed, from its newest checkpoint; prints the run folder last."""
+    from fourstroke.orchestration.training_run import prepare_resume
+    from fourstroke.store import RunFolder
+
+    config = load_config(RunFolder.open(run).config_path, overrides=sets or ())
+    reporter = make_reporter(sys.stdout)
+    reporter.note(f"resuming {run}")
+    _train_prepared(prepare_resume(run, config, settings=process_settings()), reporter)
+
+
+def _train_prepared(prepared: PreparedRun, reporter: Reporter) -> None:
+    from fourstroke.orchestration.real_parts import RealParts
+    from fourstroke.orchestration.training_run import TrainingRun, summary_lines
+
     try:
-        summary = _run_to_end(TrainingRun(prepared, reporter=reporter).run())
+        summary = _run_to_end(TrainingRun(prepared, reporter=reporter, makers=RealParts()).run())
         reporter.summary(summary_lines(summary, curves=prepared.folder.curves_path))
     finally:
         reporter.close()
         prepared.folder.close()
         print(f"{prepared.folder.path}/")
+
+
+@app.command()
+def why(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Print what each part of a run waits for now, the longest wait first."""
+    from fourstroke.store import RunFolder, read_waits
+
+    report = read_waits(RunFolder.open(run).waits_path)
+    is_alive = psutil.pid_exists(report.pid)
+    if as_json:
+        print(json.dumps({"is_alive": is_alive, **msgspec.to_builtins(report)}))
+        return
+    age_s = max(0.0, unix_now() - report.written_unix)
+    state = "runs" if is_alive else "is not running; this is what it last said"
+    print(
+        f"{printable(run.name)} (process {report.pid}) {state}: {report.phase}, step {report.step}, {age_s:.0f} s ago"
+    )
+    for line in describe_waits(report.waits):
+        print(f"  {printable(line)}")
 
 
 def _dry_run(config: RunConfig) -> None:
@@ -91,11 +139,13 @@ def evaluate_command(
 ) -> None:
     """Evaluate on the held-out tasks: a run's trained model, or the model that a configuration names."""
     from fourstroke.orchestration.evaluation_run import EvaluationRun, evaluation_config
+    from fourstroke.orchestration.real_parts import RealParts
 
     config = evaluation_config(Path(source), sets or ()) if Path(source).is_dir() else _config_of(source, sets)
     reporter = make_reporter(sys.stderr)
     try:
-        report = _run_to_end(EvaluationRun(config, settings=process_settings(), reporter=reporter).run())
+        evaluation = EvaluationRun(config, settings=process_settings(), reporter=reporter, makers=RealParts())
+        report = _run_to_end(evaluation.run())
     finally:
         reporter.close()
     if as_json:
