@@ -1,6 +1,6 @@
 """What the kernel does for a family of processes: who dies with whom, and who takes in orphans. Linux only.
 
-Touches the calling process alone; starts, watches and kills nothing.
+Starts, watches and kills no other process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def die_with_parent(parent_pid: int | None = None) -> None:
     A child of this process does not inherit it. If the parent is gone already, this process ends at once.
 
     Args:
-        parent_pid: Process id of the parent, where it is known, as it is after a fork. Else the parent of this moment, so
-            that one which went before the call is missed.
+        parent_pid: Process id of the parent, where it is known, as it is after a fork. Else the parent of this moment,
+            so that one which went before the call is missed.
 
     Raises:
         OSError: The kernel refuses.
