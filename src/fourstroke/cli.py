@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import psutil
@@ -25,6 +26,7 @@ import fourstroke
 from fourstroke.config import RunConfig, dump_config, load_config, process_settings
 from fourstroke.errors import ConfigError, FourstrokeError
 from fourstroke.observability import Reporter, describe_waits, make_reporter, printable, unix_now
+from fourstroke.orchestration.guardian import Guard, guarded
 from fourstroke.recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ app.add_typer(models_app, name="models")
 
 Source = Annotated[str, typer.Argument(help="A recipe's name or a YAML file.", show_default=False)]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given again.")]
+# Within this time two signals are one.
+_SAME_SIGNAL_S = 0.5
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -66,11 +71,12 @@ def train(
     if dry_run:
         _dry_run(config)
         return
+    guard = guarded()
     from fourstroke.orchestration.training_run import prepare_run
 
     reporter = make_reporter(sys.stdout)
     reporter.note(f"preparing {config.name}: model {config.model.name}")
-    _train_prepared(prepare_run(config, settings=process_settings()), reporter)
+    _train_prepared(prepare_run(config, settings=process_settings()), reporter, guard)
 
 
 @app.command()
@@ -79,21 +85,26 @@ def resume(
     sets: Sets = None,
 ) -> None:
     """Go on with a run that was stopped, killed or failed, from its newest checkpoint; prints the run folder last."""
-    from fourstroke.orchestration.training_run import prepare_resume
     from fourstroke.store import RunFolder
 
     config = load_config(RunFolder.open(run).config_path, overrides=sets or ())
+    guard = guarded()
+    from fourstroke.orchestration.training_run import prepare_resume
+
     reporter = make_reporter(sys.stdout)
     reporter.note(f"resuming {run}")
-    _train_prepared(prepare_resume(run, config, settings=process_settings()), reporter)
+    _train_prepared(prepare_resume(run, config, settings=process_settings()), reporter, guard)
 
 
-def _train_prepared(prepared: PreparedRun, reporter: Reporter) -> None:
+def _train_prepared(prepared: PreparedRun, reporter: Reporter, guard: Guard) -> None:
     from fourstroke.orchestration.real_parts import RealParts
     from fourstroke.orchestration.training_run import TrainingRun, summary_lines
 
+    parts, folder = RealParts(), prepared.folder
+    lock = folder.share_lock(guard.pid)
+    guard.watch(folder.path, lock_descriptor=lock, shared_files=parts.leftovers(prepared.settings))
     try:
-        summary = _run_to_end(TrainingRun(prepared, reporter=reporter, makers=RealParts()).run())
+        summary = _run_to_end(TrainingRun(prepared, reporter=reporter, makers=parts, root_pid=guard.pid).run())
         reporter.summary(summary_lines(summary, curves=prepared.folder.curves_path))
     finally:
         reporter.close()
@@ -138,6 +149,7 @@ def evaluate_command(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate on the held-out tasks: a run's trained model, or the model that a configuration names."""
+    guarded()
     from fourstroke.orchestration.evaluation_run import EvaluationRun, evaluation_config
     from fourstroke.orchestration.real_parts import RealParts
 
@@ -198,31 +210,27 @@ def version() -> None:
 
 
 def _run_to_end(main: Any) -> Any:
-    """Run a coroutine; Ctrl-C or SIGTERM cancels it cleanly, a second one kills every process of ours at once."""
+    """Run a coroutine; Ctrl-C or SIGTERM cancels it cleanly, a second one ends this process and so all of the run."""
 
-    async def guarded() -> Any:
+    async def guarded_main() -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(main)
-        is_second = False
+        first_s = math.inf
 
         def stop() -> None:
-            nonlocal is_second
-            if is_second:
-                _kill_everything()
-            is_second = True
-            print("stopping; once more to kill", file=sys.stderr)
-            task.cancel()
+            nonlocal first_s
+            # A signal to the whole group comes twice, once by way of the guardian.
+            if loop.time() > first_s + _SAME_SIGNAL_S:
+                os._exit(130)
+            if first_s == math.inf:
+                first_s = loop.time()
+                print("stopping; once more to kill", file=sys.stderr)
+                task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop)
         return await task
 
-    return asyncio.run(guarded())
-
-
-def _kill_everything() -> NoReturn:
-    for child in psutil.Process().children(recursive=True):
-        child.kill()
-    os._exit(130)
+    return asyncio.run(guarded_main())
 
 
 def main() -> None:

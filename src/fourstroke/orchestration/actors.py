@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,12 +100,11 @@ def _answered_async(method: Callable[..., Awaitable[list[bytes]]]) -> Callable[.
 
 
 def _settle(log_path: Path) -> None:
-    """Make this process a quiet part of the run: its output into the log, and Ctrl-C left to the driver."""
+    """Send what any library prints in this process into the log. (Ctrl-C does not reach it: Ray gives it a group.)"""
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class EngineActor:

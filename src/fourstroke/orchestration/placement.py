@@ -72,6 +72,11 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @property
+    def folder(self) -> Path:
+        """Where Ray keeps its sockets and logs."""
+        return self._folder
+
     def start(self) -> None:
         """Start Ray's processes.
 

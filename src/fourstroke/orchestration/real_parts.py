@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from fourstroke.orchestration.placement import Cluster, RayEngine, RayTrainer, RayWorker
 from fourstroke.orchestration.training_run import publication_path
 
 if TYPE_CHECKING:
+    from fourstroke.config import ProcessSettings
     from fourstroke.orchestration.training_run import Site
     from fourstroke.types import Engine, Trainer, Worker
 
@@ -26,8 +30,16 @@ class RealParts:
     def __init__(self) -> None:
         self._cluster = Cluster(cluster_folder(pid=os.getpid()))
 
+    def leftovers(self, settings: ProcessSettings) -> list[Path]:
+        """What a killed driver would leave: for its guardian."""
+        return [publication_path(settings.shared_memory_dir, pid=os.getpid()), self._cluster.folder]
+
     def open(self) -> None:
-        """Start Ray."""
+        """Start Ray; folders of runs whose processes are all gone are removed before."""
+        for folder in cluster_folder(pid=0).parent.glob("fourstroke-ray-*"):
+            owner = folder.name.rpartition("-")[2]
+            if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(folder, ignore_errors=True)
         self._cluster.start()
 
     def engine(self, site: Site, name: str, is_replacement: bool) -> Engine:

@@ -226,8 +226,17 @@ async def started(*parts: Closable, waits: Waits, timeout_s: float) -> AsyncIter
 class TrainingRun:
     """Drives a prepared run and tells the reporter, the folder and the summary of it."""
 
-    def __init__(self, prepared: PreparedRun, *, reporter: Reporter, makers: Makers) -> None:
+    def __init__(self, prepared: PreparedRun, *, reporter: Reporter, makers: Makers, root_pid: int) -> None:
+        """Nothing is started yet.
+
+        Args:
+            prepared: The run.
+            reporter: Tells a person.
+            makers: Make the parts.
+            root_pid: Process below which all processes of the run are, for the sum of their memory.
+        """
         self._prepared = prepared
+        self._root_pid = root_pid
         self._reporter = reporter
         self._makers = makers
         self._waits = Waits("run")
@@ -246,7 +255,7 @@ class TrainingRun:
         self._origin_s = asyncio.get_running_loop().time()
         self._tell(EventKind.RUN_STARTED, run=self._prepared.folder.path.name)
         status, reason = RunStatus.FAILED, "an error that is not of Fourstroke's own; see the traceback"
-        with MemorySampler(os.getpid()) as memory:
+        with MemorySampler(self._root_pid) as memory:
             try:
                 await self._run_parts()
                 status, reason = RunStatus.FINISHED, ""

@@ -13,8 +13,8 @@ from fourstroke.store.files import write_all, writing
 class FolderLock:
     """An exclusive ``flock`` on ``<folder>/lock``, which also holds the holder's process id.
 
-    Held until ``close``, or until the process and every child that was forked (without exec) while it was held are
-    gone, so that a leftover child still keeps a second run out.
+    Held until ``close``, or until the process, every child that was forked (without exec) while it was held, and who
+    it was shared with are gone, so that a leftover child still keeps a second run out.
 
     Raises:
         RunFolderError: Another process holds it.
@@ -38,9 +38,17 @@ class FolderLock:
             raise RunFolderError(
                 f"{folder} is in use by a run with process id {holder}; wait for it, stop it, or choose another folder"
             ) from error
-        with writing(path):
-            os.ftruncate(self._descriptor, 0)
-            write_all(self._descriptor, f"{os.getpid()}\n".encode())
+        self._path = path
+        self._name_holder(os.getpid())
+
+    def share(self, pid: int) -> int:
+        """The descriptor of the locked file, for process ``pid`` to hold the lock too: it lasts until both let go.
+
+        The file names that process from now on, as the one to wait for or to stop.
+        """
+        assert self._descriptor >= 0, "the lock has been given back"
+        self._name_holder(pid)
+        return self._descriptor
 
     @property
     def descriptor(self) -> int:
@@ -52,3 +60,9 @@ class FolderLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _name_holder(self, pid: int) -> None:
+        with writing(self._path):
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            write_all(self._descriptor, f"{pid}\n".encode())

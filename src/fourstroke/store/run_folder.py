@@ -301,6 +301,11 @@ class RunFolder:
         """The picture, for ``draw_curves``."""
         return self.path / "curves.png"
 
+    def share_lock(self, pid: int) -> int:
+        """Descriptor with which process ``pid`` holds the folder's lock too, until both have let go of it."""
+        assert self._lock is not None, f"{self.path} is open for reading"
+        return self._lock.share(pid)
+
     def append_metrics(self, record: Mapping[str, float]) -> None:
         """Append a step's record to ``metrics.jsonl``. A value that is not finite is written as null.
 
