@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,7 +212,7 @@ def test_a_process_that_is_killed_while_idle_costs_no_episode(folder: Path) -> N
 
     async def run() -> tuple[bool, str]:
         await process.start()
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process._life.pid, signal.SIGKILL)
         await process._life._has_ended.wait()
         await process.start()
         verdict = await process.grade(TASK, episode("say hello"))
@@ -279,6 +279,21 @@ def test_a_lone_surrogate_in_a_tool_call_is_graded_too(folder: Path) -> None:
 # --- surroundings ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def typed() -> Iterator[None]:
+    """Standard input of this process with something in it."""
+    kept = os.dup(0)
+    reader, writer = os.pipe()
+    os.write(writer, b"typed by a person")
+    os.dup2(reader, 0)
+    os.close(reader)
+    os.close(writer)
+    yield
+    os.dup2(kept, 0)
+    os.close(kept)
+
+
+@pytest.mark.usefixtures("typed")
 def test_a_process_has_no_input_no_torch_its_own_session_and_the_given_variables(folder: Path) -> None:
     (verdict,) = graded(pool_of(folder), "look")
 
