@@ -26,7 +26,7 @@ T = TypeVar("T")
 TASK = Task(id="t", prompt=(Message(role="user", content="?"),), answer="7")
 
 _GRADERS = '''
-import os, signal, subprocess, sys
+import os, resource, signal, subprocess, sys
 from fourstroke.types import Scored
 
 class Obeying:
@@ -41,11 +41,12 @@ class Obeying:
         verb, *rest = episode.reply.split()
         score, reason, components = 1.0, "", {}
         if verb == "compute":
+            resource.setrlimit(resource.RLIMIT_CPU, (120, 120))  # for the day that nobody kills it
             print("computing")
             while True:
                 pass
         elif verb == "start":
-            subprocess.Popen(["sleep", "1000"], stdout=open(self.fifo, "w"))
+            subprocess.Popen(["sleep", "100"], stdout=open(self.fifo, "w"))
             os.kill(os.getpid(), signal.SIGKILL) if rest == ["die"] else signal.pause()
         elif verb == "fork":
             if os.fork() == 0:
@@ -350,9 +351,11 @@ def test_processes_end_with_the_one_that_started_them(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     with subprocess.Popen([sys.executable, "-c", _DRIVER, str(folder / "fifo")], env=environment) as driver:
-        assert select.select([reader], [], [], 60)[0]
-        assert os.read(reader, 100) == b"computing\n"
-        driver.kill()
+        try:
+            assert select.select([reader], [], [], 60)[0]
+            assert os.read(reader, 100).startswith(b"computing")
+        finally:
+            driver.kill()
 
     assert_all_writers_end(reader)
 
