@@ -1,16 +1,19 @@
 """The run folder: layout, schema, ledger, payload, readers. The only room that touches SQLite."""
 
 from fourstroke.store.files import write_atomic, writing
-from fourstroke.store.ledger import Audit, Ledger
+from fourstroke.store.ledger import LOST, Audit, Incarnation, Ledger, PendingDraw
 from fourstroke.store.payload import PayloadWriter, read_payload
 from fourstroke.store.readers import read_events, read_metrics, read_summary
 from fourstroke.store.run_folder import RunFolder, RunIdentity
 from fourstroke.store.summary import RunStatus, Summary
 
 __all__ = [
+    "LOST",
     "Audit",
+    "Incarnation",
     "Ledger",
     "PayloadWriter",
+    "PendingDraw",
     "RunFolder",
     "RunIdentity",
     "RunStatus",
