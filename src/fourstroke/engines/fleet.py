@@ -110,28 +110,37 @@ class Fleet:
             PublicationError: It did not take the present weights.
         """
         await self.forget(name)
-        is_at_start = self._is_fresh and self._publication is None
-        successor = self._make(f"vllm-{self._num_made}", not is_at_start)
-        self._num_made += 1
-        self._engines[successor.name] = successor
-        await successor.start()
-        async with self._landing:
-            # Weights may have landed while it started.
-            if self._publication is not None and not await self._land(successor, self._publication):
-                raise EngineDiedError(f"{successor.name} died while it took weights {self._publication.version}")
-            if successor.version != self.version:
-                raise PublicationError(f"{successor.name} holds {successor.version} and should hold {self.version}")
-            self._routable.add(successor.name)
-            self._started.add(successor.name)
-            await self._tell()
-        return successor
+        while True:
+            is_at_start = self._is_fresh and self._publication is None
+            successor = self._make(f"vllm-{self._num_made}", not is_at_start)
+            self._num_made += 1
+            self._engines[successor.name] = successor
+            await successor.start()
+            async with self._landing:
+                # Weights may have landed while it started.
+                if self._publication is not None:
+                    if is_at_start and self._publication.version.number > 1:
+                        # It counts as version 0 and missed a publication, which only a replacement may.
+                        await self.forget(successor.name)
+                        continue
+                    if not await self._land(successor, self._publication):
+                        raise EngineDiedError(f"{successor.name} died while it took {self._publication.version}")
+                if successor.version != self.version:
+                    raise PublicationError(f"{successor.name} holds {successor.version} and should hold {self.version}")
+                self._routable.add(successor.name)
+                self._started.add(successor.name)
+                await self._tell()
+            return successor
 
     async def forget(self, name: str) -> None:
         """Route nothing to an engine any more, and end what is left of it."""
         engine = self._engines.pop(name)
         self._routable.discard(name)
-        await self._tell()
-        await engine.close()
+        try:
+            await self._tell()
+        finally:
+            # Nobody else knows of it any more, so that it ends even if the telling does not.
+            await engine.close()
 
     async def close(self) -> None:
         """End all engines. May be called twice."""
