@@ -86,7 +86,7 @@ class Cluster:
         with boundary("Ray cannot start", ActorDiedError):
             ray.init(
                 address="local",
-                num_cpus=1,  # actors here ask for none: threads are set in one place, the configuration
+                num_cpus=0,  # actors ask for none: threads are set in one place, the configuration
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,
