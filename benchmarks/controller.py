@@ -11,9 +11,9 @@ process; what belongs to a part's side of a call (encoding its answer) is taken 
     loops     all of the above, for one step of the quickstart
     calls     actor calls of one step x CPU seconds of the driver for a call of a real Ray actor: those to workers
               together, all others alone
-    duties    the looks at engine, worker and trainer and at memory, ``waits.json`` and Ray's idle threads, each second
+    duties    the looks at engine, worker and trainer, ``waits.json`` and Ray's idle threads, each second
 
-The processes that Ray itself runs are no part of the share, and are listed beside it.
+The memory sampler and the processes that Ray itself runs are no part of the share, and are listed beside it.
 
 ``events_per_second`` counts seven moves of a group (admitted, begun, stored, trained in the ledger; expected, finished,
 taken in the buffer) and each line of ``events.jsonl``, for each CPU second, while nothing else is to do.
@@ -538,7 +538,7 @@ def main() -> None:
     num_together = RECIPES["quickstart"]().rollout.groups_per_step
     calls_ms = num_together * call["call_together_cpu_ms"]
     calls_ms += (loop["calls"] - num_together) * call["call_alone_cpu_ms"]
-    duties_ms = step_s * (waits_ms + sum(call[f"{duty}_cpu_ms_per_second"] for duty in ("look", "idle", "memory")))
+    duties_ms = step_s * (waits_ms + sum(call[f"{duty}_cpu_ms_per_second"] for duty in ("look", "idle")))
     share = (loop["loops_cpu_ms"] + calls_ms + duties_ms) / 1e3 / step_s
     held = {num: asyncio.run(bytes_in_flight(num)) for num in (10_000, 100_000)}
     figures = {
