@@ -196,6 +196,7 @@ class Ledger:
                 "WHERE step > ?",
                 (from_step,),
             )
+            connection.execute("UPDATE attempts SET state = 'dropped', reason = ? WHERE state = 'pending'", (LOST,))
             ((number,),) = connection.execute(
                 "INSERT INTO incarnations SELECT COALESCE(MAX(number) + 1, 0), ?, ? FROM incarnations RETURNING number",
                 (from_step, reason),
