@@ -178,7 +178,7 @@ def ledger_audit(
         print(json.dumps(fields))
     else:
         for name, value in fields.items():
-            print(f"{name:<20}{printable(str(value))}")
+            print(f"{name:<28}{printable(str(value))}")
     if not audit.balanced:
         raise typer.Exit(1)
 

@@ -191,7 +191,11 @@ class WorkerActor:
         taskset: Taskset = make_taskset()
         waits, router = Waits(name), Router()
         graders = GraderPool(
-            config.grader, timeout_s=config.deadlines.grade_s, environment=environment, log_path=Path(log_path)
+            config.grader,
+            timeout_s=config.deadlines.grade_s,
+            start_timeout_s=config.deadlines.start_s,
+            environment=environment,
+            log_path=Path(log_path),
         )
         runner = GroupRunner(
             config,

@@ -56,8 +56,8 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 _MANY_CALLS = 100_000
 
 # OpenMP threads that wait must sleep: spinning ones starve whoever else has the core (four times slower beside one busy
-# process).
-_TRAINER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
+# process). The others pin the kernels that deterministic runs rest on, and must stand before the libraries are loaded.
+_TRAINER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 NounT = TypeVar("NounT", bound=Noun)
 
@@ -86,7 +86,7 @@ class Cluster:
         with boundary("Ray cannot start", ActorDiedError):
             ray.init(
                 address="local",
-                num_cpus=1,  # actors here ask for none: threads are set in one place, the configuration
+                num_cpus=0,  # actors ask for none: threads are set in one place, the configuration
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,

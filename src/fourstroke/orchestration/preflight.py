@@ -22,7 +22,7 @@ from fourstroke.errors import ConfigError, PreflightError
 from fourstroke.trainer.catalogue import ModelFacts
 
 # Modules that a run imports and that the base dependencies do not bring.
-_PARTS = ("torch", "transformers", "vllm")
+_PARTS = ("torch", "transformers", "ray", "vllm")
 # What the CPU builds of torch and vLLM are compiled for: the machine, and the flag in /proc/cpuinfo that each needs.
 _PROCESSOR_FLAGS = {"x86_64": "avx2", "aarch64": "asimd"}
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -45,7 +45,7 @@ class HostFacts:
         python: Major and minor version of the interpreter.
         processor_flags: Instruction sets, as in ``/proc/cpuinfo``; empty where there is no such file.
         has_gpu: Whether an NVIDIA device is present.
-        parts: Modules of ours to run with that are installed, of torch, transformers and vllm.
+        parts: Modules of ours to run with that are installed, of torch, transformers, ray and vllm.
         memory_bytes: Memory of the machine or, where that is less, of the container.
         free_disk_bytes: Free space where run folders go.
         free_shared_memory_bytes: Free space in the RAM-backed folder for weights in transit; 0 if there is none.

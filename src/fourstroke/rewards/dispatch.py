@@ -168,7 +168,8 @@ class Dispatcher:
                 except ActorDiedError as error:
                     fault = str(error)
                 except TimeoutError as error:
-                    raise GradingError(f"a grader process was not ready within {self._start_timeout_s} s") from error
+                    text = f"grader.use: its process was not ready within {self._start_timeout_s} s"
+                    raise GradingError(text) from error
                 else:
                     unless_ready.pop_all()
                     return

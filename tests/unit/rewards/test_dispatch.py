@@ -239,6 +239,20 @@ def test_a_process_that_died_while_idle_costs_no_job() -> None:
     assert worker.num_started == 2
 
 
+def test_an_episode_waits_for_no_start_while_another_process_is_idle() -> None:
+    workers = [FakeWorker(start_s=5.0), FakeWorker(start_s=5.0)]
+
+    async def run() -> float:
+        queue = dispatcher(workers)
+        await queue.start()
+        workers[0].is_running = False
+        await queue.grade(TASK, job(0, takes_s=0.0))
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == 5.0
+    assert [worker.num_started for worker in workers] == [1, 1]
+
+
 def test_where_no_replacement_starts_its_job_is_told_and_the_next_tries_again() -> None:
     died = ActorDiedError("it ended with status 1")
     worker = FakeWorker(starts=[0.0, *[died] * MAX_STARTS, 0.0])
@@ -279,7 +293,7 @@ def test_an_answer_that_came_while_the_loop_was_held_up_counts() -> None:
     [
         ([ConfigError("grader.use = 'm:f' cannot be imported")], ConfigError, "grader.use = 'm:f' cannot be imported"),
         ([ActorDiedError("it died")] * MAX_STARTS, GradingError, "it died; so it went 3 times in a row"),
-        ([99.0], GradingError, "a grader process was not ready within 10.0 s"),
+        ([99.0], GradingError, "grader.use: its process was not ready within 10.0 s"),
     ],
 )
 def test_a_start_that_fails_says_why_and_leaves_no_process(

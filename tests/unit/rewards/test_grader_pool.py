@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 TASK = Task(id="t", prompt=(Message(role="user", content="?"),), answer="7")
 
 _GRADERS = '''
-import os, signal, subprocess, sys
+import os, resource, signal, subprocess, sys
 from fourstroke.types import Scored
 
 class Obeying:
@@ -41,11 +41,12 @@ class Obeying:
         verb, *rest = episode.reply.split()
         score, reason, components = 1.0, "", {}
         if verb == "compute":
+            resource.setrlimit(resource.RLIMIT_CPU, (120, 120))  # for the day that nobody kills it
             print("computing")
             while True:
                 pass
         elif verb == "start":
-            subprocess.Popen(["sleep", "1000"], stdout=open(self.fifo, "w"))
+            subprocess.Popen(["sleep", "100"], stdout=open(self.fifo, "w"))
             os.kill(os.getpid(), signal.SIGKILL) if rest == ["die"] else signal.pause()
         elif verb == "fork":
             if os.fork() == 0:
@@ -212,7 +213,7 @@ def test_a_process_that_is_killed_while_idle_costs_no_episode(folder: Path) -> N
 
     async def run() -> tuple[bool, str]:
         await process.start()
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process._life.pid, signal.SIGKILL)
         await process._life._has_ended.wait()
         await process.start()
         verdict = await process.grade(TASK, episode("say hello"))
@@ -279,6 +280,21 @@ def test_a_lone_surrogate_in_a_tool_call_is_graded_too(folder: Path) -> None:
 # --- surroundings ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def typed() -> Iterator[None]:
+    """Standard input of this process with something in it."""
+    kept = os.dup(0)
+    reader, writer = os.pipe()
+    os.write(writer, b"typed by a person")
+    os.dup2(reader, 0)
+    os.close(reader)
+    os.close(writer)
+    yield
+    os.dup2(kept, 0)
+    os.close(kept)
+
+
+@pytest.mark.usefixtures("typed")
 def test_a_process_has_no_input_no_torch_its_own_session_and_the_given_variables(folder: Path) -> None:
     (verdict,) = graded(pool_of(folder), "look")
 
@@ -335,9 +351,11 @@ def test_processes_end_with_the_one_that_started_them(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     with subprocess.Popen([sys.executable, "-c", _DRIVER, str(folder / "fifo")], env=environment) as driver:
-        assert select.select([reader], [], [], 60)[0]
-        assert os.read(reader, 100) == b"computing\n"
-        driver.kill()
+        try:
+            assert select.select([reader], [], [], 60)[0]
+            assert os.read(reader, 100).startswith(b"computing")
+        finally:
+            driver.kill()
 
     assert_all_writers_end(reader)
 
