@@ -92,7 +92,8 @@ class Cluster:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _temp_dir=str(self._folder),
-                _system_config={"prestart_worker_first_driver": False},
+                # Nobody reads Ray's own record of calls, which would cost the driver a thread's work each second.
+                _system_config={"prestart_worker_first_driver": False, "task_events_report_interval_ms": 0},
             )
 
     def stop(self) -> None:
