@@ -1,6 +1,7 @@
 """The pool: the worker with the least to do, the dead get nothing, and successors know the engines."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -28,13 +29,11 @@ class SlowWorker:
         self.engines = [engine.name for engine in engines]
 
     async def run(self, assignments, *, is_together):
-        self._check()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(len(assignments)):
                 await self._death.wait()
-        except TimeoutError:
-            return tuple(RefusedGroup(key=one.draw.key, reason=self.name, detail="") for one in assignments)
         self._check()
+        return tuple(RefusedGroup(key=one.draw.key, reason=self.name, detail="") for one in assignments)
 
     async def check_health(self):
         self._check()
