@@ -127,7 +127,7 @@ class _Handle:
             # Ray's own text is a page; the first line says what happened.
             reason = str(error).strip().splitlines()[0]
             raise self._died(f"{self.name}{self._process} is gone: {reason} Its log is {self._log_path}") from error
-        except BaseException:
+        except asyncio.CancelledError:
             ray.cancel(reference, force=False)
             raise
 
