@@ -1,4 +1,4 @@
-"""S21: samples of a prompt belong together by its id, in whatever order prompts arrive (PrimeIntellect-ai/prime-rl#600)."""
+"""S21: samples belong together by their prompt, in whatever order they arrive (PrimeIntellect-ai/prime-rl#600)."""
 
 import asyncio
 

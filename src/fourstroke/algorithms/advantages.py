@@ -1,7 +1,7 @@
 """Advantages from the scores of a group. NumPy in float64, never torch: they are scalars on the controller.
 
 Only scored members come in: a member whose grader failed has no number, so it is neither trained on nor in a baseline.
-Shape letters: ``G`` members of one group, ``B`` episodes of many groups.
+Shape letter: ``G`` members of one group.
 """
 
 from __future__ import annotations

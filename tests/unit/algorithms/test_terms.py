@@ -14,6 +14,7 @@ from fourstroke.algorithms.advantages import ADVANTAGES
 from fourstroke.algorithms.aggregation import AGGREGATIONS
 from fourstroke.config import BUNDLES, AlgorithmConfig
 from fourstroke.errors import ConfigError
+from fourstroke.types import RowRecord
 
 GRPO = AlgorithmConfig.model_validate({"name": "grpo"})
 
