@@ -116,15 +116,11 @@ class Fleet:
         self._engines[successor.name] = successor
         await successor.start()
         async with self._landing:
-            # Weights may have landed while it started.
-            if self._publication is not None and not await self._land(successor, self._publication):
-                raise EngineDiedError(f"{successor.name} died while it took weights {self._publication.version}")
-            if successor.version != self.version:
-                raise PublicationError(f"{successor.name} holds {successor.version} and should hold {self.version}")
-            self._routable.add(successor.name)
-            self._started.add(successor.name)
-            await self._tell()
-        return successor
+            is_outrun = is_at_start and self._publication is not None
+            if not is_outrun:
+                await self._catch_up(successor)
+        # One that was made for version 0 could take the first publication alone, and others may have landed since.
+        return await self.replace(successor.name) if is_outrun else successor
 
     async def forget(self, name: str) -> None:
         """Route nothing to an engine any more, and end what is left of it."""
@@ -136,6 +132,16 @@ class Fleet:
     async def close(self) -> None:
         """End all engines. May be called twice."""
         await asyncio.gather(*(engine.close() for engine in self.engines))
+
+    async def _catch_up(self, successor: Engine) -> None:
+        """Bring a started engine to the present weights, which may have landed while it started; then route to it."""
+        if self._publication is not None and not await self._land(successor, self._publication):
+            raise EngineDiedError(f"{successor.name} died while it took weights {self._publication.version}")
+        if successor.version != self.version:
+            raise PublicationError(f"{successor.name} holds {successor.version} and should hold {self.version}")
+        self._routable.add(successor.name)
+        self._started.add(successor.name)
+        await self._tell()
 
     async def _land(self, engine: Engine, publication: Publication) -> bool:
         """Whether an engine now holds a publication; a dead one does not, one that holds something else is a fault."""
