@@ -98,7 +98,10 @@ def digests(folder):
 def repeating_metrics(folder):
     """Records by step, without what depends on the machine's speed."""
     records = read_metrics(folder / "metrics.jsonl")
-    return [{name: value for name, value in record.items() if name == "step" or not METRICS[name].is_timing} for record in records]
+    return [
+        {name: value for name, value in record.items() if name == "step" or not METRICS[name].is_timing}
+        for record in records
+    ]
 
 
 def evaluations(folder):

@@ -129,7 +129,8 @@ class _Handle:
             reason = str(error).strip().splitlines()[0]
             raise self._died(f"{self.name}{self._process} is gone: {reason} Its log is {self._log_path}") from error
         except asyncio.CancelledError:
-            ray.cancel(reference, force=False)
+            if ray.is_initialized():  # not in a loop that ends after Ray
+                ray.cancel(reference, force=False)
             raise
 
     async def close(self) -> None:
