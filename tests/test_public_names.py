@@ -16,14 +16,16 @@ import fourstroke.types
 from fourstroke.cli import app
 
 TYPES = """
-    Batch Column Completion Draw Engine Environment Episode Estimate GradedEpisode Grader Group MaskReason Message
-    Microbatch Observation Publication SampleRequest Scored Span StepStats StopReason Tamper Task Taskset TensorEntry
-    Timings ToolCall Trainer Trajectory Unscored Verdict VersionRun WeightVersion decode encode
+    Assignment Batch BatchRecord Column Completion Draw Engine Environment Episode EpisodeRecord Estimate
+    GradedEpisode Grader Group GroupRecord MaskReason Message Microbatch Observation PayloadReference Publication
+    RefusedGroup RowRecord RowShape SampleRequest Sampler Scored Span StepStats StopReason Tamper Task Taskset
+    TensorEntry Timings ToolCall Trainer Trajectory Unscored Verdict VersionRun Wait WeightVersion Worker decode
+    decode_either encode
 """
 CONFIG = """
-    AlgorithmConfig BUNDLES Bundle DeadlinesConfig EngineConfig EvaluationConfig GraderConfig ModelConfig
-    ProcessSettings Reference RolloutConfig RunConfig TaskConfig TrainerConfig dump_config load_config process_settings
-    resolve_reference
+    AlgorithmConfig BUNDLES Bundle CheckpointConfig DeadlinesConfig EngineConfig EvaluationConfig GraderConfig
+    ModelConfig ProcessSettings Reference RolloutConfig RunConfig SupervisionConfig TaskConfig TrainerConfig
+    dump_config load_config process_settings resolve_reference
 """
 ERRORS = {
     "FourstrokeError": 1,
@@ -33,6 +35,7 @@ ERRORS = {
     "RunFolderError": 4,
     "EngineDiedError": 5,
     "ActorDiedError": 5,
+    "ActorFailedError": 5,
     "PublicationError": 6,
     "MismatchError": 6,
     "DeadlineError": 7,
@@ -45,7 +48,9 @@ ERRORS = {
 }
 # Command: arguments, then options.
 COMMANDS = {
-    "train": "source --set --dry-run",
+    "train": "source --set --deterministic --dry-run",
+    "resume": "run --set",
+    "why": "run --json",
     "eval": "source --set --json",
     "ledger audit": "run --json",
     "models list": "--json",

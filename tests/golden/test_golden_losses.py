@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fourstroke.algorithms.advantages import advantages_by_group
+from fourstroke.algorithms.advantages import group_advantages
 from fourstroke.algorithms.aggregation import token_weights
 from fourstroke.algorithms.inputs import LossInputs
 from fourstroke.algorithms.losses import bind_loss
@@ -37,7 +37,9 @@ def compute(terms: dict[str, Any]) -> dict[str, Any]:
     # Plain formulas and not a generator, so that the inputs are the same with any version of NumPy.
     num_tokens_B = np.array([1 + (7 * row) % 5 for row in range(12)])
     scores_B = np.array([(5 * row // 3) % 3 / 2 for row in range(12)])
-    advantages_B = advantages_by_group(scores_B, [row % 3 for row in range(12)], kind=config.advantage)
+    advantages_B = np.zeros(12)
+    for group in range(3):
+        advantages_B[group::3] = group_advantages(scores_B[group::3], kind=config.advantage)
     weights_B = token_weights(num_tokens_B, kind=config.aggregation, max_tokens=8)
     sequence_N = np.repeat(np.arange(12), num_tokens_B)
     index_N = np.arange(len(sequence_N), dtype=np.float64)

@@ -122,7 +122,7 @@ def live_as_an_actor_does(scenario: Coroutine[Any, Any, T]) -> T:
 
 def test_a_batch_repeats_bit_for_bit_over_rounds_updates_and_engines(model_path: Path, tmp_path: Path) -> None:
     """160 completions, of which 16 are decoded at a time; the published weights are the checkpoint's own bytes. The
-    second engine is a replacement: it catches up with publication 7."""
+    second engine is a replacement: it catches up with publication 7. Each dies in a last batch."""
     policy = TinyPolicy(model_path, publication_path=tmp_path / "weights")
     prompts = [[40 + n] * (1 + 13 * (n % 9)) for n in range(40)]
     requests = [
@@ -150,6 +150,11 @@ def test_a_batch_repeats_bit_for_bit_over_rounds_updates_and_engines(model_path:
                 assert await engine.update_weights(publication) == publication.version
             await engine.resume()
             after = await engine.generate_together(requests)
+            dying = asyncio.create_task(engine.generate_together(requests))
+            await engine.check_health()
+            os.kill(core_of(engine), signal.SIGKILL)
+            with pytest.raises(EngineDiedError, match="ended with signal 9"):
+                await dying
         finally:
             await engine.close()
         assert {run.version for groups in before for group in groups for c in group for run in c.versions} == {0}

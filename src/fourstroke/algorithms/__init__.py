@@ -4,7 +4,7 @@ What is exported here is NumPy and runs on the controller, which never loads tor
 and is imported by its module: :mod:`fourstroke.algorithms.losses`, ``corrections`` and ``inputs``.
 """
 
-from fourstroke.algorithms.advantages import advantages_by_group, group_advantages, is_uniform
+from fourstroke.algorithms.advantages import group_advantages, is_uniform
 from fourstroke.algorithms.aggregation import token_weights
 from fourstroke.algorithms.terms import BUNDLE_TERMS, LossMetric, Term, needs_gradient, terms_of
 
@@ -12,7 +12,6 @@ __all__ = [
     "BUNDLE_TERMS",
     "LossMetric",
     "Term",
-    "advantages_by_group",
     "group_advantages",
     "is_uniform",
     "needs_gradient",

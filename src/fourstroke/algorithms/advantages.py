@@ -1,12 +1,12 @@
 """Advantages from the scores of a group. NumPy in float64, never torch: they are scalars on the controller.
 
 Only scored members come in: a member whose grader failed has no number, so it is neither trained on nor in a baseline.
-Shape letters: ``G`` members of one group, ``B`` episodes of many groups.
+Shape letter: ``G`` members of one group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -95,28 +95,3 @@ def group_advantages(scores_G: np.ndarray, *, kind: str) -> np.ndarray:
     assert scores_G.ndim == 1, scores_G.shape
     assert np.all(np.isfinite(scores_G)), scores_G
     return ADVANTAGES[kind](scores_G)
-
-
-def advantages_by_group(scores_B: np.ndarray, group_ids_B: Sequence[Hashable], *, kind: str) -> np.ndarray:
-    """Advantages of episodes that stand in any order: groups are told by their id, never by a stride.
-
-    Args:
-        scores_B: [B], finite; the scored episodes only.
-        group_ids_B: The group of each.
-        kind: A key of :data:`ADVANTAGES`.
-
-    Returns:
-        float64 [B], in the order of ``scores_B``.
-
-    Example:
-        >>> advantages_by_group(np.array([1.0, 0.0, 1.0, 0.0]), ["P", "Q", "P", "Q"], kind="group_centred").tolist()
-        [0.0, 0.0, 0.0, 0.0]
-    """
-    assert len(scores_B) == len(group_ids_B), (len(scores_B), len(group_ids_B))
-    members: dict[Hashable, list[int]] = {}
-    for position, group in enumerate(group_ids_B):
-        members.setdefault(group, []).append(position)
-    advantages_B = np.zeros(len(scores_B))
-    for positions in members.values():
-        advantages_B[positions] = group_advantages(np.asarray(scores_B)[positions], kind=kind)
-    return advantages_B

@@ -9,6 +9,7 @@ so nothing needs to be installed as a plugin. Imported by the driver too: import
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import multiprocessing.util
 import os
@@ -116,6 +117,8 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             self.vllm_config, self.model, weights_iterator=tensors, weights_path=None, is_checkpoint_format=True
         )
         self._repack_output_matrix()
+        # The new weights stand beside the old until these are freed; without this the heap keeps both, and holes.
+        ctypes.CDLL(None).malloc_trim(0)
         self.held = publication.version
 
     def _repack_output_matrix(self) -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from fourstroke.algorithms import needs_gradient
 from fourstroke.config import RunConfig
 from fourstroke.engines.fleet import Fleet
-from fourstroke.errors import MismatchError, PublicationError, TooManyDropsError
+from fourstroke.errors import ActorDiedError, DeadlineError, MismatchError, PublicationError, TooManyDropsError
 from fourstroke.observability import EventKind, MetricBook, Waits
 from fourstroke.observability.events import Event
 from fourstroke.orchestration import measures
@@ -399,7 +399,11 @@ class Controller:
     async def _watch_loop(self) -> None:
         """Look at the trainer, so that its death is named even while nobody waits for it."""
         while True:
-            self.trainer_waits = await self._parts.trainer.check_health()
+            try:
+                async with self._waits.within(self._config.deadlines.answer_s, "the trainer to say that it lives"):
+                    self.trainer_waits = await self._parts.trainer.check_health()
+            except DeadlineError as error:
+                raise ActorDiedError(f"the trainer does not answer: {error}") from error
             # A checkpoint that failed stops the run now, not at the next one.
             if self._checkpointing is not None and self._checkpointing.done():
                 self._checkpointing.result()

@@ -56,8 +56,8 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 _MANY_CALLS = 100_000
 
 # OpenMP threads that wait must sleep: spinning ones starve whoever else has the core (four times slower beside one busy
-# process).
-_TRAINER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
+# process). The others pin the kernels that deterministic runs rest on, and must stand before the libraries are loaded.
+_TRAINER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 NounT = TypeVar("NounT", bound=Noun)
 
@@ -86,13 +86,14 @@ class Cluster:
         with boundary("Ray cannot start", ActorDiedError):
             ray.init(
                 address="local",
-                num_cpus=1,  # actors here ask for none: threads are set in one place, the configuration
+                num_cpus=0,  # actors ask for none: threads are set in one place, the configuration
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _temp_dir=str(self._folder),
-                _system_config={"prestart_worker_first_driver": False},
+                # Nobody reads Ray's own record of calls, which would cost the driver a thread's work each second.
+                _system_config={"prestart_worker_first_driver": False, "task_events_report_interval_ms": 0},
             )
 
     def stop(self) -> None:
@@ -127,8 +128,9 @@ class _Handle:
             # Ray's own text is a page; the first line says what happened.
             reason = str(error).strip().splitlines()[0]
             raise self._died(f"{self.name}{self._process} is gone: {reason} Its log is {self._log_path}") from error
-        except BaseException:
-            ray.cancel(reference, force=False)
+        except asyncio.CancelledError:
+            if ray.is_initialized():  # not in a loop that ends after Ray
+                ray.cancel(reference, force=False)
             raise
 
     async def close(self) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from typing import get_args
 
-import numpy as np
 import pytest
 
 from fourstroke.algorithms import BUNDLE_TERMS, Term, corrections, losses, needs_gradient, terms, terms_of
@@ -15,7 +14,7 @@ from fourstroke.algorithms.advantages import ADVANTAGES
 from fourstroke.algorithms.aggregation import AGGREGATIONS
 from fourstroke.config import BUNDLES, AlgorithmConfig
 from fourstroke.errors import ConfigError
-from fourstroke.types import Column, Trajectory
+from fourstroke.types import RowRecord
 
 GRPO = AlgorithmConfig.model_validate({"name": "grpo"})
 
@@ -39,21 +38,18 @@ def test_unknown_bundle_is_refused_with_the_names() -> None:
         terms_of(config)
 
 
-def row(mask: list[bool], advantages: list[float]) -> Trajectory:
-    columns = {
-        Column.IDS: np.arange(len(mask), dtype=np.int32),
-        Column.LOSS_MASK: np.array(mask),
-        Column.ADVANTAGES: np.array(advantages, dtype=np.float32),
-    }
-    return Trajectory(id="r", group="g", episode="e", columns=columns)
+def row(num_loss_tokens: int, advantage: float) -> RowRecord:
+    return RowRecord(
+        group="g", member=0, row=0, num_tokens=3, num_loss_tokens=num_loss_tokens, advantage=advantage, weight=0.1
+    )
 
 
 ROWS = [
-    row([False, True, True], [0, 0, 0]),  # zero advantage
-    row([False, True, True], [0, 0, -1]),  # one token has one
-    row([False, False, True], [0, 5, 0]),  # an advantage under the mask is none
-    row([False, False, False], [0, 0, 0]),  # no loss token
-    row([False, True, True], [0, float("nan"), 0]),  # not a number: must reach the check of the loss
+    row(2, 0.0),
+    row(2, -1.0),
+    row(0, 5.0),  # no loss token, so its advantage is none
+    row(0, 0.0),
+    row(2, float("nan")),  # not a number: must reach the check of the loss
 ]
 
 
@@ -65,7 +61,7 @@ def test_rows_are_not_skipped_where_another_term_gives_gradient(monkeypatch: pyt
     bonus = Term(name="entropy_bonus", scales_with_advantage=False)
     monkeypatch.setitem(terms.BUNDLE_TERMS, "grpo", (*BUNDLE_TERMS["grpo"], bonus))
 
-    assert needs_gradient(ROWS, config=GRPO) == (0, 1, 2, 4)
+    assert needs_gradient(ROWS, config=GRPO) == (0, 1, 4)
 
 
 def test_the_controllers_part_loads_without_torch() -> None:

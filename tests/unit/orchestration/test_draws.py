@@ -41,3 +41,13 @@ def test_seeds_of_draws_are_distinct_and_leave_room_for_the_members():
     assert len(set(seeds)) == len(seeds)
     assert min(seeds) >= 0
     assert max(seeds) < 2**30
+
+
+@given(st.integers(1, 12), st.integers(0, 2**31 - 1), st.integers(1, 40))
+def test_the_order_goes_on_from_any_draw_an_epochs_last_one_too(num_tasks, seed, num_drawn):
+    whole = list(islice(draw_order(_tasks(num_tasks), seed=seed), num_drawn + 2 * num_tasks))
+    last, _ = whole[num_drawn - 1]
+
+    resumed = draw_order(_tasks(num_tasks), seed=seed, after=(last.epoch, last.index))
+
+    assert list(islice(resumed, 2 * num_tasks)) == whole[num_drawn:]

@@ -69,7 +69,11 @@ def test_a_machine_that_can_hold_the_run_passes(facts: HostFacts) -> None:
         ({"machine": "aarch64"}, "lacks asimd", "use a processor with asimd"),
         ({"parts": frozenset({"transformers", "ray", "vllm"})}, "torch is not installed", "fourstroke[cpu]"),
         ({"parts": frozenset({"torch", "transformers", "ray"})}, "vllm is not installed", "fourstroke[cpu]"),
-        ({"parts": frozenset({"torch", "transformers", "ray"}), "has_gpu": True}, "vllm is not installed", "fourstroke[gpu]"),
+        (
+            {"parts": frozenset({"torch", "transformers", "ray"}), "has_gpu": True},
+            "vllm is not installed",
+            "fourstroke[gpu]",
+        ),
         ({"free_shared_memory_bytes": 199_999_999}, "one publication of weights takes 0.19 GiB", "--shm-size"),
         ({"free_shared_memory_bytes": 0}, "shared memory has 0.00 GiB free", "FOURSTROKE_SHM"),
         (

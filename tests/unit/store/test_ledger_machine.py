@@ -45,6 +45,15 @@ def _record(index: int, incarnation: int, attempt: int) -> GroupRecord:
     )
 
 
+def _copy(path: Path, folder: Path) -> Path:
+    """The ledger's files as a kill at this instant would leave them."""
+    folder.mkdir()
+    for name in (path.name, f"{path.name}-wal"):
+        if (source := path.with_name(name)).exists():
+            shutil.copy(source, folder / name)
+    return folder / path.name
+
+
 class Model:
     """What the ledger should hold, by index of the draw and by (index, incarnation, attempt)."""
 
@@ -136,7 +145,8 @@ class Model:
 
 
 # Indices and attempts are few, so that many moves are illegal, double or late.
-INDICES, ATTEMPTS, AGES, VERSIONS = st.integers(0, 4), st.integers(0, 1), st.integers(0, 1), st.integers(0, 5)
+INDICES, ATTEMPTS, VERSIONS = st.integers(0, 2), st.integers(0, 1), st.integers(0, 5)
+AGES = st.sampled_from((0, 0, 0, 1))  # incarnations ago
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -145,7 +155,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._folder = TemporaryDirectory()
-        self._copies = 0
+        self._num_copies = 0
         self._crash_after: int | None = None
         self._path = Path(self._folder.name, "ledger.sqlite")
         self.ledger, self.model = Ledger(self._path), Model()
@@ -158,7 +168,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _move(self, call: Callable[[], object], change: Callable[[], object] | None) -> None:
         """Make a move, legal if it has a ``change`` to make on the model; or crash in the midst of it."""
-        has_crashed = self._arm()
+        copies = self._arm()
         if change is None:
             with pytest.raises(RunFolderError):
                 call()
@@ -166,37 +176,38 @@ class LedgerMachine(RuleBasedStateMachine):
             call()
         self.ledger._file.connection.set_progress_handler(None, 0)
         self._crash_after = None
-        if has_crashed:
+        is_done = True
+        if copies:
             self.ledger.close()
-            self._path = has_crashed[0]
+            ((self._path, is_done),) = copies
             self.ledger = Ledger(self._path)
-        elif change is not None:
+        if change is not None and is_done:
             change()
 
-    def _arm(self) -> list[Path]:
-        """Copy the files once SQLite has gone some way into the next move; the list then holds the copy's path."""
-        copies: list[Path] = []
+    def _arm(self) -> list[tuple[Path, bool]]:
+        """Copy the files once SQLite has gone some way into the next move.
+
+        The list then holds the copy's path, and whether the move's transaction was over by then.
+        """
+        copies: list[tuple[Path, bool]] = []
         if self._crash_after is None:
             return copies
-        connection, ticks_left = self.ledger._file.connection, self._crash_after
+        connection, ticks_left, has_begun = self.ledger._file.connection, self._crash_after, False
 
         def tick() -> int:
-            nonlocal ticks_left
+            nonlocal ticks_left, has_begun
             ticks_left -= 1
-            if ticks_left < 0 and not copies and connection.in_transaction:
-                self._copies += 1
-                folder = Path(self._folder.name, str(self._copies))
-                folder.mkdir()
-                for name in (self._path.name, f"{self._path.name}-wal"):
-                    if (source := self._path.with_name(name)).exists():
-                        shutil.copy(source, folder / name)
-                copies.append(folder / self._path.name)
+            has_begun |= connection.in_transaction
+            if ticks_left < 0 and not copies:
+                self._num_copies += 1
+                copy = _copy(self._path, Path(self._folder.name, str(self._num_copies)))
+                copies.append((copy, has_begun and not connection.in_transaction))
             return 0
 
         connection.set_progress_handler(tick, 1)
         return copies
 
-    @rule(ticks=st.integers(0, 30))
+    @rule(ticks=st.integers(0, 300))
     def crash_in_the_next_move(self, ticks: int) -> None:
         self._crash_after = ticks
 
@@ -331,8 +342,50 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.references() == {_draw(name[0]).key: _record(*name).reference for name in kept}
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+_KEY = _draw(0).key
+# Each is legal after those before it.
+MOVES: dict[str, Callable[[Ledger], object]] = {
+    "open_incarnation": lambda ledger: ledger.open_incarnation(from_step=0, reason="start"),
+    "admit": lambda ledger: ledger.admit(_draw(0), version=0),
+    "readmit": lambda ledger: ledger.readmit(_KEY, version=1),
+    "begin_attempt": lambda ledger: ledger.begin_attempt(_KEY, incarnation=0, attempt=0, version=1, num_episodes=0),
+    "receive": lambda ledger: ledger.receive(_record(0, 0, 0)),
+    "receive_late": lambda ledger: ledger.receive(_record(0, 0, 0)),
+    "mark_trained": lambda ledger: ledger.mark_trained([_KEY], step=1, version=1),
+    "resume": lambda ledger: ledger.open_incarnation(from_step=0, reason="resume"),
+    "drop_attempt": lambda ledger: ledger.drop_attempt(_KEY, incarnation=0, attempt=0, reason="stale"),
+    "mark_dropped": lambda ledger: ledger.mark_dropped(_KEY, reason="stale", step=1),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_kill_at_any_instant_of_a_move_leaves_all_of_it_or_nothing(tmp_path: Path, name: str) -> None:
+    path, copies, num_ticks = tmp_path / "ledger.sqlite", list[Path](), 0
+    with closing(Ledger(path)) as ledger:
+        for earlier in list(MOVES)[: list(MOVES).index(name)]:
+            MOVES[earlier](ledger)
+        before = (ledger.audit(), ledger.pending())
+
+        def tick() -> int:
+            nonlocal num_ticks
+            num_ticks += 1
+            if num_ticks % 7 == 0:
+                copies.append(_copy(path, tmp_path / str(num_ticks)))
+            return 0
+
+        ledger._file.connection.set_progress_handler(tick, 1)
+        MOVES[name](ledger)
+        ledger._file.connection.set_progress_handler(None, 0)
+        after = (ledger.audit(), ledger.pending())
+
+    assert len(copies) > 5
+    for copy in copies:
+        with closing(Ledger(copy, is_read_only=True)) as left:
+            assert (left.audit(), left.pending()) in (before, after)
 
 
 _WRITER = """

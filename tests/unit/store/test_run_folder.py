@@ -58,7 +58,7 @@ def test_layout_and_identity(config: RunConfig) -> None:
     names = {path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*")}
     assert names == {
         *("run.json", "config.yaml", "lock", "ledger.sqlite", "metrics.jsonl", "events.jsonl"),
-        *("payload", "payload/segment-00000.bin", "checkpoints", "evaluations", "logs"),
+        *("payload", "payload/segment-00000.bin", "checkpoints", "models", "evaluations", "logs"),
     }
     assert load_config(folder.config_path) == config
     identity = json.loads((folder.path / "run.json").read_bytes())

@@ -184,6 +184,7 @@ def test_a_load_clears_a_pending_gradient(make_trainer: MakeTrainer, make_batch:
     trainer, other = make_trainer(), make_trainer()
     train(trainer, batches[:1])
     trainer.save(str(tmp_path / "step-000001"), step=1)
+    trainer.flush()
     other.forward_backward(batches[1], Microbatch(rows=(0, 1)))
 
     other.load(str(tmp_path / "step-000001"))
