@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
@@ -188,7 +189,7 @@ class RayEngine(RemoteSampler):
     def __init__(self, config: RunConfig, *, model_path: Path, name: str, is_replacement: bool, log_path: Path) -> None:
         actor = (
             ray.remote(EngineActor)
-            .options(num_cpus=0, max_concurrency=_MANY_CALLS)
+            .options(num_cpus=0, max_concurrency=_MANY_CALLS, runtime_env=_threads(config.engine.num_threads))
             .remote(config.model_dump_json(), str(model_path), name, is_replacement, str(log_path))
         )
         super().__init__(name, actor, log_path=log_path)
@@ -315,7 +316,7 @@ class RayTrainer:
     ) -> None:
         actor = (
             ray.remote(concurrency_groups={"beside": 2})(_trainer_class())  # type: ignore[call-overload]
-            .options(num_cpus=0, runtime_env={"env_vars": _TRAINER_VARIABLES})
+            .options(num_cpus=0, runtime_env=_threads(config.trainer.num_threads, **_TRAINER_VARIABLES))
             .remote(config.model_dump_json(), str(model_path), str(payload_dir), str(publication_path), str(log_path))
         )
         self._publication_path = publication_path
@@ -367,6 +368,11 @@ class RayTrainer:
         """End the process and remove the shared file that it may have left."""
         await self._handle.close()
         self._publication_path.unlink(missing_ok=True)
+
+
+def _threads(num_threads: int | None, **variables: str) -> dict[str, dict[str, str]]:
+    """Ray's description of an actor's environment; without the number of threads Ray would have it be 1."""
+    return {"env_vars": {"OMP_NUM_THREADS": str(num_threads or len(os.sched_getaffinity(0))), **variables}}
 
 
 def _trainer_class() -> type[TrainerActor]:
