@@ -198,6 +198,7 @@ class Incarnations:
             raise error
         self._note(f"{error}; going on from the newest checkpoint")
         async with self._waits.within(self._config.deadlines.start_s, "a new trainer to start"):
+            await self._crew.fleet.withdraw()
             await self._crew.trainer.replace()
         self._tell(EventKind.PART_REPLACED, part="trainer", successor="trainer")
 

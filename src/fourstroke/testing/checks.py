@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,9 +27,6 @@ from fourstroke.store.ledger_file import LedgerFile
 from fourstroke.testing.network import Fate, FaultPlan, KilledError
 from fourstroke.testing.simulated import digest_of
 from fourstroke.types import Draw, GroupRecord, Task, WeightVersion, decode
-
-if TYPE_CHECKING:
-    import sqlite3
 
 
 class Witness:
@@ -139,7 +136,7 @@ class _MortalFile(LedgerFile):
         self.is_mortal = True
 
     @contextmanager
-    def transaction(self, *, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, kind: str = "IMMEDIATE") -> Iterator[Any]:
         is_writing = self.is_mortal and kind == "IMMEDIATE"
         fate = self._plan.fate_of_commit() if is_writing else Fate.FINE
         try:

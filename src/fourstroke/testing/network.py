@@ -46,6 +46,8 @@ _FAULTS = [fate for fate in Fate if fate is not Fate.FINE]
 _WEIGHTS = [2, 2, 1, 2, 3, 2, 2, 1, 2]
 # Of the calls whose caller was cancelled, those that are worked on nevertheless.
 _OUTLIVES_CALLER = 0.5
+# Messages that follow a fault.
+_BURST_MESSAGES = 20
 # Two ordered requests are at least so far apart.
 _NEXT_S = 1e-6
 
@@ -58,6 +60,7 @@ class FaultPlan:
         random: Decides; asked in the order of the messages.
         num_left: Faults that are still to come.
         probability: That of a fault at a message.
+        burst: That of a fault at each of the messages that follow a fault.
         jitter_s: A message takes up to so many seconds.
         slow_s: A slow one takes up to so many more.
     """
@@ -65,23 +68,34 @@ class FaultPlan:
     random: Random
     num_left: int
     probability: float
+    burst: float
     jitter_s: float
     slow_s: float
+    num_burst: int = 0
 
     def fate(self, *, may_be_twice: bool) -> Fate:
         """The fate of the next message."""
-        if not self.num_left or self.random.random() >= self.probability:
+        if not self._is_struck():
             return Fate.FINE
-        self.num_left -= 1
         fate = self.random.choices(_FAULTS, weights=_WEIGHTS)[0]
         return fate if fate is not Fate.TWICE or may_be_twice else Fate.SLOW_ANSWER
 
     def fate_of_commit(self) -> Fate:
         """Whether the driver dies before or after it commits its next transaction."""
-        if not self.num_left or self.random.random() >= self.probability:
+        if not self._is_struck():
             return Fate.FINE
-        self.num_left -= 1
         return self.random.choice([Fate.DRIVER_DIES_BEFORE, Fate.DRIVER_DIES_AFTER])
+
+    def _is_struck(self) -> bool:
+        if not self.num_left:
+            return False
+        self.num_burst -= self.num_burst > 0
+        probability = max(self.probability, self.burst * (self.num_burst > 0))
+        is_struck = self.random.random() < probability
+        if is_struck:
+            self.num_left -= 1
+            self.num_burst = _BURST_MESSAGES
+        return is_struck
 
     def delay_s(self, *, is_slow: bool) -> float:
         """Seconds that one way takes."""
@@ -235,6 +249,8 @@ class Network:
             result = await work()
         except FourstrokeError as error:
             result = error
+        except KilledError:
+            return
         except AssertionError as error:
             # Whoever called may be gone, so that nobody else would hear of it.
             self._on_breach(f"{process.name}: {error}")
