@@ -131,7 +131,7 @@ def test_an_answer_is_bytes(verb):
 
 @pytest.mark.parametrize("verb", ["plain", "waiting"])
 def test_an_error_of_our_tree_comes_back_as_itself_without_a_pickle(verb, capfd):
-    with pytest.raises(DataError, match="^row 3 is empty$") as caught:
+    with pytest.raises(DataError, match=r"^row 3 is empty$") as caught:
         _call(verb, DataError("row 3 is empty"))
 
     assert type(caught.value) is DataError
