@@ -33,7 +33,14 @@ from pathlib import Path
 from fourstroke.algorithms import needs_gradient
 from fourstroke.config import RunConfig
 from fourstroke.engines.fleet import Fleet
-from fourstroke.errors import ActorDiedError, DeadlineError, MismatchError, PublicationError, TooManyDropsError
+from fourstroke.errors import (
+    ActorDiedError,
+    DataError,
+    DeadlineError,
+    MismatchError,
+    PublicationError,
+    TooManyDropsError,
+)
 from fourstroke.observability import EventKind, MetricBook, Waits
 from fourstroke.observability.events import Event
 from fourstroke.orchestration import measures
@@ -166,7 +173,13 @@ class Controller:
     def _past(self) -> Iterator[tuple[PastDraw, Task]]:
         """Draws that an earlier incarnation left, in their order."""
         tasks = {task.id: task for task in self._tasks}
-        return ((past, tasks[past.draw.task_id]) for past in self._start.past_draws)
+        for past in self._start.past_draws:
+            if past.draw.task_id not in tasks:
+                raise DataError(
+                    f"draw {past.draw.key} is of task {past.draw.task_id}, which tasks.use gives no more; give it the "
+                    "tasks again that the run began with"
+                )
+            yield past, tasks[past.draw.task_id]
 
     def _fresh(self) -> Iterator[tuple[PastDraw, Task]]:
         order = draw_order(self._tasks, seed=self._config.seed, after=self._start.cursor)
@@ -273,7 +286,7 @@ class Controller:
 
     async def _is_stale(self, group: GroupRecord, *, step: int) -> bool:
         """The second check of the bound, which never finds anything while ``slots`` is right: drop, and count."""
-        lag = step - 1 - group.admitted_version
+        lag = step - 1 - group.oldest_version
         if lag <= self._config.rollout.staleness:
             return False
         self._write_off(group.draw, reason="stale")
