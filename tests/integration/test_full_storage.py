@@ -5,7 +5,6 @@ the machine forbids such a namespace the tests are skipped.
 """
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -148,7 +147,7 @@ def test_a_full_shared_memory_is_named_and_the_run_goes_on_with_room(place, moun
 
     fails_with_one_sentence(running, code=6, words=[str(shared.inside), "bytes of a publication", "FOURSTROKE_SHM"])
 
-    assert os.listdir(shared.outside) == ["filler"]
+    assert [path.name for path in shared.outside.iterdir()] == ["filler"]
     assert read_summary(place.run_folder() / "summary.json").status is RunStatus.FAILED
     code, _, errors = place.resume(prefix=shared.prefix, variables={"FOURSTROKE_SHM": str(shared.inside)}).end()
     assert code == 3
