@@ -130,6 +130,7 @@ class Controller:
         self._num_drops_in_a_row = 0
         # Groups that are still to be admitted; without this bound the last steps would draw what is never trained.
         self._num_wanted = (config.num_steps - start.step) * rollout.groups_per_step
+        self._num_past_to_come = len(start.past_draws)
         self.trainer_waits: tuple[Wait, ...] = ()
         self._begin_step(start.step + 1)
 
@@ -213,6 +214,7 @@ class Controller:
         draw, version = past.draw, self._parts.fleet.version.number
         self._slots.take()
         self._num_wanted -= 1
+        self._num_past_to_come -= self._is_past(draw)
         self._buffer.expect(draw.key)
         if past.stored is not None:
             self._tell(EventKind.GROUP_REUSED, group=draw.key, version=past.stored.admitted_version)
@@ -327,7 +329,7 @@ class Controller:
         self._book, self._rollout_span, self._num_sampled_tokens = MetricBook(step=step), measures.Span(), 0
 
     def _finish_step(self, step: int) -> None:
-        measures.add_ledger(self._book, self._parts.ledger.audit())
+        measures.add_ledger(self._book, self._parts.ledger.audit(), num_to_come=self._num_past_to_come)
         self._book.add("time/rollout_s", self._rollout_span.seconds)
         measures.add_throughput(self._book, num_tokens=self._num_sampled_tokens, seconds=self._rollout_span.seconds)
         record = self._book.record()

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,6 +85,7 @@ class Cluster:
         Raises:
             ActorDiedError: They do not start; the text says why.
         """
+        on_terminate = signal.getsignal(signal.SIGTERM)
         with boundary("Ray cannot start", ActorDiedError):
             ray.init(
                 address="local",
@@ -96,6 +98,8 @@ class Cluster:
                 # Nobody reads Ray's own record of calls, which would cost the driver a thread's work each second.
                 _system_config={"prestart_worker_first_driver": False, "task_events_report_interval_ms": 0},
             )
+        # Ray puts a handler of its own in its place, which would end the process in the middle of the event loop.
+        signal.signal(signal.SIGTERM, on_terminate)
 
     def stop(self) -> None:
         """End every process of Ray and remove its folder. May be called twice."""
