@@ -8,7 +8,7 @@ Runs beside whatever the run does, so that a death is named within seconds even 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from fourstroke.config import RunConfig
@@ -82,7 +82,7 @@ class Watch:
             async with self._waits.within(self._config.deadlines.answer_s, f"{engine.name} to say that it lives"):
                 await engine.check_health()
         except (EngineDiedError, DeadlineError) as error:
-            others = len(self._fleet.routable) - (engine in self._fleet.routable)
+            others = self._others(engine, among=self._fleet.routable)
             fault = self._fault(FaultKind.ENGINE_DIED, engine.name, num_others=others, error=error)
             self._start(replacing, fault, error, self._fleet.replace, self._fleet.forget)
 
@@ -94,9 +94,13 @@ class Watch:
                 self._waits_of[worker.name] = await worker.check_health()
         except (ActorDiedError, DeadlineError) as error:
             self._waits_of.pop(worker.name, None)
-            others = len(self._workers.workers) - 1
+            others = self._others(worker, among=self._workers.workers)
             fault = self._fault(FaultKind.WORKER_DIED, worker.name, num_others=others, error=error)
             self._start(replacing, fault, error, self._workers.replace, self._workers.forget)
+
+    def _others(self, part: Engine | Worker, *, among: Sequence[Engine | Worker]) -> int:
+        """How many others live: one that was found dead in this very look does not, though it is still in its place."""
+        return sum(other.name not in (part.name, *self._at_work) for other in among)
 
     def _fault(self, kind: FaultKind, name: str, *, num_others: int, error: FourstrokeError) -> Fault:
         self._tell(EventKind.FAULT, fault=kind.value, part=name, reason=str(error))

@@ -43,7 +43,8 @@ class Fate(StrEnum):
 
 _FAULTS = [fate for fate in Fate if fate is not Fate.FINE]
 # Weights of the faults, in the order of the enum.
-_WEIGHTS = [2, 2, 1, 2, 3, 2, 2, 1, 2]
+_WEIGHTS = [2, 2, 1, 2, 8, 2, 2, 1, 2]
+_WEIGHTS_BUT_TWICE = [2, 2, 1, 2, 0, 2, 2, 1, 2]
 # Of the calls whose caller was cancelled, those that are worked on nevertheless.
 _OUTLIVES_CALLER = 0.5
 # Messages that follow a fault.
@@ -77,8 +78,7 @@ class FaultPlan:
         """The fate of the next message."""
         if not self._is_struck():
             return Fate.FINE
-        fate = self.random.choices(_FAULTS, weights=_WEIGHTS)[0]
-        return fate if fate is not Fate.TWICE or may_be_twice else Fate.SLOW_ANSWER
+        return self.random.choices(_FAULTS, weights=_WEIGHTS if may_be_twice else _WEIGHTS_BUT_TWICE)[0]
 
     def fate_of_commit(self) -> Fate:
         """Whether the driver dies before or after it commits its next transaction."""

@@ -122,7 +122,7 @@ def scenario_of(seed: int) -> Scenario:
                 "window": random.randint(1, staleness * groups_per_step + 1),
                 "max_retries": random.randrange(2),
                 "num_workers": random.randint(1, 3),
-                "max_drops_in_a_row": 16,
+                "max_drops_in_a_row": 64,
             },
             "algorithm": {"name": "grpo", "updates_per_step": random.randint(1, min(2, groups_per_step))},
             "trainer": {"microbatch_tokens": 64},
@@ -164,7 +164,7 @@ def scenario_of(seed: int) -> Scenario:
         latencies=latencies,
         num_tasks=num_tasks,
         refused=frozenset({"task-0"} if random.random() < 0.2 else ()),
-        unscored=random.choice([0.0, 0.1, 0.3]),
+        unscored=random.choice([0.0, 0.1, 0.2]),
         plan=plan,
     )
 

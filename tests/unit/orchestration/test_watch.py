@@ -224,3 +224,23 @@ def test_what_workers_wait_for_is_shown(tmp_path):
         assert await scenario(scene) == [("worker-1", "a grader")]
 
     _play(tmp_path, checked)
+
+
+def test_parts_that_die_together_are_no_others_to_each_other(tmp_path):
+    async def kill_both(scene):
+        await asyncio.sleep(3.5)
+        for worker in scene.workers.values():
+            worker.kill()
+
+    with pytest.raises(ActorDiedError, match="worker-1"):
+        _play(tmp_path, kill_both, **{"supervision.max_replacements": 0})
+
+
+def test_engines_that_die_together_are_no_others_to_each_other(tmp_path):
+    async def kill_both(scene):
+        await asyncio.sleep(3.5)
+        for engine in scene.engines.values():
+            engine.kill()
+
+    with pytest.raises(EngineDiedError, match="vllm-1"):
+        _play(tmp_path, kill_both, **{"supervision.max_replacements": 0})
