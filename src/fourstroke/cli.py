@@ -42,6 +42,8 @@ Source = Annotated[str, typer.Argument(help="A recipe's name or a YAML file.", s
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given again.")]
 # Within this time two signals are one.
 _SAME_SIGNAL_S = 0.5
+# Waits that ``why`` prints: a rollout has one for each request.
+_MOST_WAITS = 20
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -129,8 +131,11 @@ def why(
     print(
         f"{printable(run.name)} (process {report.pid}) {state}: {report.phase}, step {report.step}, {age_s:.0f} s ago"
     )
-    for line in describe_waits(report.waits):
+    lines = describe_waits(report.waits)
+    for line in lines[:_MOST_WAITS]:
         print(f"  {printable(line)}")
+    if len(lines) > _MOST_WAITS:
+        print(f"  and {len(lines) - _MOST_WAITS} that wait for less time; --json prints all")
 
 
 def _dry_run(config: RunConfig) -> None:

@@ -97,6 +97,22 @@ def test_an_audit_exits_with_0_where_it_balances(tmp_path):
     assert (fields["drawn"], fields["pending"], fields["balanced"]) == ("1", "1", "True")
 
 
+def test_why_prints_the_longest_waits_first_and_says_how_many_more_there_are(tmp_path):
+    folder = RunFolder.create(RunConfig(name="demo", runs_dir=str(tmp_path)), now=utc_now())
+    waits = tuple(Wait(part="worker-0", what=f"request {n}", waited_s=float(n), deadline_s=0.0) for n in range(1, 24))
+    folder.write_waits(WaitsReport(written_unix=0.0, pid=os.getpid(), phase="train", step=3, waits=waits))
+    folder.close()
+
+    done = _fourstroke("why", str(folder.path), cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    head, *lines = done.stdout.splitlines()
+    assert f"(process {os.getpid()}) runs: train, step 3" in head
+    assert lines[0] == "  worker-0 waits for request 23: 23 s"
+    assert len(lines) == 21
+    assert lines[-1] == "  and 3 that wait for less time; --json prints all"
+
+
 # --- a run's folder -------------------------------------------------------------------------------------------------
 
 

@@ -168,13 +168,13 @@ class SupervisionConfig(Section):
 class DeadlinesConfig(Section):
     """Seconds after which a named wait becomes a named error."""
 
-    start_s: float = Field(600.0, gt=0, description="Engine or trainer to be ready.")
-    group_s: float = Field(600.0, gt=0, description="A group to be sampled.")
+    start_s: float = Field(600.0, gt=0, description="Engines, workers and trainer to be ready.")
+    group_s: float = Field(600.0, gt=0, description="A group to be sampled and graded; then it is tried again.")
     grade_s: float = Field(30.0, gt=0, description="One episode to be graded, from when its grading begins.")
     train_s: float = Field(1800.0, gt=0, description="One verb of the trainer.")
     evaluate_s: float = Field(3600.0, gt=0, description="A whole evaluation.")
     save_s: float = Field(600.0, gt=0, description="A checkpoint to be written.")
-    publish_s: float = Field(300.0, gt=0, description="A publication to land on the engine.")
+    publish_s: float = Field(300.0, gt=0, description="A publication to land on every engine.")
     health_s: float = Field(1.0, gt=0, description="Between two looks at whether engines, workers and trainer live.")
     answer_s: float = Field(60.0, gt=0, description="A part to answer whether it lives; one that does not is replaced.")
 

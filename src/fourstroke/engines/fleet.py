@@ -46,7 +46,9 @@ class Fleet:
         self._routable: set[str] = set()
         self._num_made = count
         self._version: WeightVersion | None = None
+        # The newest publication, while its bytes are there to be read.
         self._publication: Publication | None = None
+        self._has_published = False
         self._landing = asyncio.Lock()
         self._is_routable = asyncio.Event()
 
@@ -93,6 +95,7 @@ class Fleet:
             PublicationError: An engine refused it, or says that it holds something else.
         """
         async with self._landing:
+            self._has_published, self._publication = True, None
             publication = await write()
             engines = self.started
             landed = await asyncio.gather(*(self._land(engine, publication) for engine in engines))
@@ -102,46 +105,65 @@ class Fleet:
         await self._is_routable.wait()
         return publication.version
 
+    async def withdraw(self) -> None:
+        """The bytes of the newest publication are about to go: an engine that starts now waits for the next one."""
+        async with self._landing:
+            self._publication = None
+
     async def replace(self, name: str) -> Engine:
         """Start an engine in place of a dead one and bring it to the present weights; until then nobody routes to it.
+
+        Where there is nothing to bring it there with, because a new trainer has not published yet, it takes the next
+        publication with all others.
 
         Raises:
             EngineDiedError: It cannot start.
             PublicationError: It did not take the present weights.
         """
         await self.forget(name)
-        is_at_start = self._is_fresh and self._publication is None
-        successor = self._make(f"vllm-{self._num_made}", not is_at_start)
+        while True:
+            successor = await self._started_successor()
+            async with self._landing:
+                # Weights may have landed while it started.
+                publication = self._publication
+                if publication is not None and _has_missed(successor, publication):
+                    await self.forget(successor.name)
+                    continue
+                if publication is not None and not await self._land(successor, publication):
+                    raise EngineDiedError(f"{successor.name} died while it took weights {publication.version}")
+                self._started.add(successor.name)
+                if publication is not None or self._is_at_start:
+                    if successor.version != self.version:
+                        raise PublicationError(f"{successor.name} holds {successor.version}, not {self.version}")
+                    self._routable.add(successor.name)
+                    await self._tell()
+            return successor
+
+    @property
+    def _is_at_start(self) -> bool:
+        """Whether an engine that starts from the checkpoint holds the fleet's version."""
+        return self._is_fresh and not self._has_published
+
+    async def _started_successor(self) -> Engine:
+        successor = self._make(f"vllm-{self._num_made}", not self._is_at_start)
         self._num_made += 1
         self._engines[successor.name] = successor
         await successor.start()
-        async with self._landing:
-            is_outrun = is_at_start and self._publication is not None
-            if not is_outrun:
-                await self._catch_up(successor)
-        # One that was made for version 0 could take the first publication alone, and others may have landed since.
-        return await self.replace(successor.name) if is_outrun else successor
+        return successor
 
     async def forget(self, name: str) -> None:
         """Route nothing to an engine any more, and end what is left of it."""
         engine = self._engines.pop(name)
         self._routable.discard(name)
-        await self._tell()
-        await engine.close()
+        try:
+            await self._tell()
+        finally:
+            # Nobody else knows of it any more, so that it ends even if the telling does not.
+            await engine.close()
 
     async def close(self) -> None:
         """End all engines. May be called twice."""
         await asyncio.gather(*(engine.close() for engine in self.engines))
-
-    async def _catch_up(self, successor: Engine) -> None:
-        """Bring a started engine to the present weights, which may have landed while it started; then route to it."""
-        if self._publication is not None and not await self._land(successor, self._publication):
-            raise EngineDiedError(f"{successor.name} died while it took weights {self._publication.version}")
-        if successor.version != self.version:
-            raise PublicationError(f"{successor.name} holds {successor.version} and should hold {self.version}")
-        self._routable.add(successor.name)
-        self._started.add(successor.name)
-        await self._tell()
 
     async def _land(self, engine: Engine, publication: Publication) -> bool:
         """Whether an engine now holds a publication; a dead one does not, one that holds something else is a fault."""
@@ -161,3 +183,9 @@ class Fleet:
         else:
             self._is_routable.clear()
         await self._on_routable(self.routable)
+
+
+def _has_missed(engine: Engine, publication: Publication) -> bool:
+    """Whether an engine that started as version 0 was overtaken by publications: only a replacement may skip some."""
+    held, version = engine.version, publication.version
+    return held.incarnation == version.incarnation and version.number > held.number + 1

@@ -58,6 +58,7 @@ class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
         num_truncated: Episodes that were cut by length; they are graded as they stand.
         mean_tokens: Mean of sampled tokens over the episodes that did not fail.
         seconds: Duration on the event loop's clock.
+        scores: Scores of each task's scored episodes, by the task's id: what a paired comparison needs.
 
     Example:
         >>> report.estimate.mean  # doctest: +SKIP
@@ -75,6 +76,7 @@ class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_truncated: int
     mean_tokens: float
     seconds: float
+    scores: dict[str, list[float]]
 
 
 async def evaluate(
@@ -185,6 +187,7 @@ def _report(
         num_truncated=sum(episode.stop is StopReason.LENGTH for episode in sampled),
         mean_tokens=sum(episode.num_sampled_tokens for episode in sampled) / len(sampled),
         seconds=seconds,
+        scores={group.draw.task_id: group.scores_G.tolist() for group in groups},
     )
 
 

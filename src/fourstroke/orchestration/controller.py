@@ -33,7 +33,14 @@ from pathlib import Path
 from fourstroke.algorithms import needs_gradient
 from fourstroke.config import RunConfig
 from fourstroke.engines.fleet import Fleet
-from fourstroke.errors import DataError, MismatchError, PublicationError, TooManyDropsError
+from fourstroke.errors import (
+    ActorDiedError,
+    DataError,
+    DeadlineError,
+    MismatchError,
+    PublicationError,
+    TooManyDropsError,
+)
 from fourstroke.observability import EventKind, MetricBook, Waits
 from fourstroke.observability.events import Event
 from fourstroke.orchestration import measures
@@ -123,6 +130,7 @@ class Controller:
         self._num_drops_in_a_row = 0
         # Groups that are still to be admitted; without this bound the last steps would draw what is never trained.
         self._num_wanted = (config.num_steps - start.step) * rollout.groups_per_step
+        self._num_past_to_come = len(start.past_draws)
         self.trainer_waits: tuple[Wait, ...] = ()
         self._begin_step(start.step + 1)
 
@@ -206,6 +214,7 @@ class Controller:
         draw, version = past.draw, self._parts.fleet.version.number
         self._slots.take()
         self._num_wanted -= 1
+        self._num_past_to_come -= self._is_past(draw)
         self._buffer.expect(draw.key)
         if past.stored is not None:
             self._tell(EventKind.GROUP_REUSED, group=draw.key, version=past.stored.admitted_version)
@@ -320,7 +329,7 @@ class Controller:
         self._book, self._rollout_span, self._num_sampled_tokens = MetricBook(step=step), measures.Span(), 0
 
     def _finish_step(self, step: int) -> None:
-        measures.add_ledger(self._book, self._parts.ledger.audit())
+        measures.add_ledger(self._book, self._parts.ledger.audit(), num_to_come=self._num_past_to_come)
         self._book.add("time/rollout_s", self._rollout_span.seconds)
         measures.add_throughput(self._book, num_tokens=self._num_sampled_tokens, seconds=self._rollout_span.seconds)
         record = self._book.record()
@@ -405,7 +414,11 @@ class Controller:
     async def _watch_loop(self) -> None:
         """Look at the trainer, so that its death is named even while nobody waits for it."""
         while True:
-            self.trainer_waits = await self._parts.trainer.check_health()
+            try:
+                async with self._waits.within(self._config.deadlines.answer_s, "the trainer to say that it lives"):
+                    self.trainer_waits = await self._parts.trainer.check_health()
+            except DeadlineError as error:
+                raise ActorDiedError(f"the trainer does not answer: {error}") from error
             # A checkpoint that failed stops the run now, not at the next one.
             if self._checkpointing is not None and self._checkpointing.done():
                 self._checkpointing.result()

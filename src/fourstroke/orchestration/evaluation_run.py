@@ -12,8 +12,9 @@ from fourstroke.engines.fleet import Fleet
 from fourstroke.errors import RunFolderError
 from fourstroke.evaluation import EvaluationReport, evaluate
 from fourstroke.observability import Reporter, Waits
+from fourstroke.orchestration.incarnations import started
 from fourstroke.orchestration.preflight import HostFacts, check_host
-from fourstroke.orchestration.training_run import Makers, Site, describe, load_tasks, started
+from fourstroke.orchestration.training_run import Makers, Site, describe, load_tasks
 from fourstroke.rollout import WorkerPool
 from fourstroke.store import RunFolder
 from fourstroke.trainer.catalogue import ModelFacts, resolve_model

@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
+import signal
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,6 +85,7 @@ class Cluster:
         Raises:
             ActorDiedError: They do not start; the text says why.
         """
+        on_terminate = signal.getsignal(signal.SIGTERM)
         with boundary("Ray cannot start", ActorDiedError):
             ray.init(
                 address="local",
@@ -92,8 +95,11 @@ class Cluster:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _temp_dir=str(self._folder),
-                _system_config={"prestart_worker_first_driver": False},
+                # Nobody reads Ray's own record of calls, which would cost the driver a thread's work each second.
+                _system_config={"prestart_worker_first_driver": False, "task_events_report_interval_ms": 0},
             )
+        # Ray puts a handler of its own in its place, which would end the process in the middle of the event loop.
+        signal.signal(signal.SIGTERM, on_terminate)
 
     def stop(self) -> None:
         """End every process of Ray and remove its folder. May be called twice."""
@@ -128,7 +134,8 @@ class _Handle:
             reason = str(error).strip().splitlines()[0]
             raise self._died(f"{self.name}{self._process} is gone: {reason} Its log is {self._log_path}") from error
         except asyncio.CancelledError:
-            ray.cancel(reference, force=False)
+            if ray.is_initialized():  # not in a loop that ends after Ray
+                ray.cancel(reference, force=False)
             raise
 
     async def close(self) -> None:
@@ -186,7 +193,7 @@ class RayEngine(RemoteSampler):
     def __init__(self, config: RunConfig, *, model_path: Path, name: str, is_replacement: bool, log_path: Path) -> None:
         actor = (
             ray.remote(EngineActor)
-            .options(num_cpus=0, max_concurrency=_MANY_CALLS)
+            .options(num_cpus=0, max_concurrency=_MANY_CALLS, runtime_env=_threads(config.engine.num_threads))
             .remote(config.model_dump_json(), str(model_path), name, is_replacement, str(log_path))
         )
         super().__init__(name, actor, log_path=log_path)
@@ -313,7 +320,7 @@ class RayTrainer:
     ) -> None:
         actor = (
             ray.remote(concurrency_groups={"beside": 2})(_trainer_class())  # type: ignore[call-overload]
-            .options(num_cpus=0, runtime_env={"env_vars": _TRAINER_VARIABLES})
+            .options(num_cpus=0, runtime_env=_threads(config.trainer.num_threads, **_TRAINER_VARIABLES))
             .remote(config.model_dump_json(), str(model_path), str(payload_dir), str(publication_path), str(log_path))
         )
         self._publication_path = publication_path
@@ -365,6 +372,11 @@ class RayTrainer:
         """End the process and remove the shared file that it may have left."""
         await self._handle.close()
         self._publication_path.unlink(missing_ok=True)
+
+
+def _threads(num_threads: int | None, **variables: str) -> dict[str, dict[str, str]]:
+    """Ray's description of an actor's environment; without the number of threads Ray would have it be 1."""
+    return {"env_vars": {"OMP_NUM_THREADS": str(num_threads or len(os.sched_getaffinity(0))), **variables}}
 
 
 def _trainer_class() -> type[TrainerActor]:

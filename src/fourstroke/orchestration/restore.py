@@ -1,8 +1,9 @@
 """Where a run, or a later incarnation of it, begins: what the ledger says, and which stored groups still count.
 
-A stored group is used again if the weights that it was sampled under are part of the resumed history and its lag cannot
-pass the bound: at position i of the new order it is trained by step (i + W - 1) // P at the latest (see ``slots``). All
-others are rolled again with the same seeds. Pure, but for the questions to the ledger.
+A stored group is used again if it has enough scores (the run may have ended between its receipt and that look), the
+weights that it was sampled under are part of the resumed history, and its lag cannot pass the bound: at position i of
+the new order it is trained by step (i + W - 1) // P at the latest (see ``slots``). All others are rolled again with the
+same seeds. Pure, but for the questions to the ledger.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def why_not(group: GroupRecord, *, position: int, version: int, config: RunConfi
     rollout = config.rollout
     if config.deterministic:
         return "rolled_again"
+    if len(group.scored) < rollout.min_scored:
+        return "too_few_scored"
     if group.admitted_version > version or any(number > version for number in _versions(group)):
         return "superseded"
     trained_at = version + (position + rollout.window - 1) // rollout.groups_per_step

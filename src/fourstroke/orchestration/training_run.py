@@ -4,8 +4,8 @@
                                                               ^  |
                                   newest checkpoint, ledger --'  '-- the trainer died: the next incarnation
 
-Everything that can be refused is refused in ``prepare_run`` and ``prepare_resume``, before anything heavy is loaded. A
-run that is resumed by a person and one that lost its trainer go on in the same way.
+Everything that can be refused is refused in ``prepare_run`` and ``prepare_resume``, before anything heavy is loaded.
+Training itself, through deaths and resumes, is in ``incarnations``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +23,7 @@ import psutil
 
 from fourstroke.config import ProcessSettings, RunConfig, resolve_reference
 from fourstroke.engines.fleet import Fleet
-from fourstroke.errors import ActorDiedError, ConfigError, FourstrokeError, InterruptedRunError
+from fourstroke.errors import ConfigError, FourstrokeError, InterruptedRunError
 from fourstroke.evaluation import EvaluationReport, evaluate
 from fourstroke.observability import (
     Event,
@@ -39,14 +37,13 @@ from fourstroke.observability import (
     unix_now,
     utc_now,
 )
-from fourstroke.orchestration.controller import Controller, Outlets, Parts
+from fourstroke.orchestration.controller import Outlets
 from fourstroke.orchestration.faults import work_under_watch
+from fourstroke.orchestration.incarnations import Crew, Incarnations, assemble, started
 from fourstroke.orchestration.preflight import HostFacts, check_host
-from fourstroke.orchestration.restore import restore
 from fourstroke.orchestration.retrying import RetryingRollouts
-from fourstroke.orchestration.supervision import Action, Fault, FaultKind, Supervisor
+from fourstroke.orchestration.supervision import Supervisor
 from fourstroke.orchestration.watch import Watch
-from fourstroke.rollout import WorkerPool
 from fourstroke.store import (
     Ledger,
     RunFolder,
@@ -195,40 +192,6 @@ def sweep_shared_memory(shared_memory_dir: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-class Closable(Protocol):
-    """A part that starts and ends."""
-
-    async def start(self) -> None:
-        """Be ready."""
-        ...
-
-    async def close(self) -> None:
-        """End."""
-        ...
-
-
-@asynccontextmanager
-async def started(*parts: Closable, waits: Waits, timeout_s: float) -> AsyncIterator[None]:
-    """Parts started side by side, and all of them closed on the way out, those that failed to start too.
-
-    Raises:
-        FourstrokeError: What the first part to fail raised.
-        DeadlineError: One of them took too long.
-    """
-    try:
-        starting = [asyncio.create_task(part.start()) for part in parts]
-        try:
-            async with waits.within(timeout_s, "engines, trainer and workers to start"):
-                await asyncio.gather(*starting)
-        finally:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
-        yield
-    finally:
-        await asyncio.gather(*(part.close() for part in parts))
-
-
 class TrainingRun:
     """Drives a prepared run and tells the reporter, the folder and the summary of it."""
 
@@ -251,9 +214,8 @@ class TrainingRun:
         self._num_steps = 0
         self._train_seconds = 0.0
         self._step_seconds: deque[float] = deque(maxlen=_NUM_STEPS_FOR_ETA)
-        self._supervisor = Supervisor(prepared.config.supervision)
         self._watch: Watch | None = None
-        self._controller: Controller | None = None
+        self._incarnations: Incarnations | None = None
 
     async def run(self) -> Summary:
         """The whole run. The summary is written whatever happens; a failure or an interrupt is raised after that."""
@@ -288,73 +250,40 @@ class TrainingRun:
         ledger = Ledger(prepared.folder.ledger_path)
         with contextlib.closing(ledger), contextlib.closing(self._makers):
             self._makers.open()
-            is_fresh = ledger.incarnations() == ()
             makers, site = self._makers, prepared.site
-            workers = WorkerPool(lambda name: makers.worker(site, name), count=config.rollout.num_workers)
-            fleet = Fleet(
-                lambda name, is_replacement: makers.engine(site, name, is_replacement),
-                count=config.engine.count,
-                is_fresh=is_fresh,
-                on_routable=workers.route,
+            crew = assemble(
+                config,
+                ledger=ledger,
+                supervisor=Supervisor(config.supervision),
+                make_engine=lambda name, is_replacement: makers.engine(site, name, is_replacement),
+                make_worker=lambda name: makers.worker(site, name),
+                make_trainer=lambda: makers.trainer(site),
             )
-            trainer = TrainerHolder(lambda: makers.trainer(site))
-            async with started(workers, fleet, trainer, waits=self._waits, timeout_s=config.deadlines.start_s):
-                self._watch = Watch(config, fleet=fleet, workers=workers, supervisor=self._supervisor, tell=self._tell)
-                work = self._work(fleet, workers, trainer, ledger)
-                await work_under_watch(work, self._watch.run(), self._report_waits())
+            fleet, workers, supervisor = crew.fleet, crew.workers, crew.supervisor
+            async with started(workers, fleet, crew.trainer, waits=self._waits, timeout_s=config.deadlines.start_s):
+                self._watch = Watch(config, fleet=fleet, workers=workers, supervisor=supervisor, tell=self._tell)
+                await work_under_watch(self._work(crew), self._watch.run(), self._report_waits())
 
-    async def _work(self, fleet: Fleet, workers: WorkerPool, trainer: TrainerHolder, ledger: Ledger) -> None:
-        config, folder = self._prepared.config, self._prepared.folder
-        rollouts = RetryingRollouts(workers, max_attempts=config.supervision.max_attempts)
+    async def _work(self, crew: Crew) -> None:
+        config, folder, fleet = self._prepared.config, self._prepared.folder, crew.fleet
+        rollouts = RetryingRollouts(crew.workers, max_attempts=config.supervision.max_attempts)
         is_fresh = bool(fleet.routable)
         if config.evaluation.before and is_fresh:
             await self._evaluate("before", rollouts, fleet)
         elif not is_fresh:
             self._read_evaluation("before")
-        await self._train(fleet, workers, trainer, ledger)
+        await self._train(crew)
         exported = folder.model_path(config.num_steps)
         if not exported.exists():
             async with self._waits.within(config.deadlines.save_s, "the trained model to be exported"):
-                await trainer.part.export(str(exported))
+                await crew.trainer.part.export(str(exported))
         if config.evaluation.after:
             await self._evaluate("after", rollouts, fleet)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    async def _train(self, fleet: Fleet, workers: WorkerPool, trainer: TrainerHolder, ledger: Ledger) -> None:
-        """Incarnation after incarnation, until the last step is done or the policy stops the run."""
-        started_s = asyncio.get_running_loop().time()
-        reason = "the run began" if ledger.incarnations() == () else "resumed"
-        try:
-            while True:
-                try:
-                    await self._incarnation(fleet, workers, trainer, ledger, reason=reason)
-                except ActorDiedError as error:
-                    reason = str(error)
-                    await self._replace_trainer(trainer, error)
-                else:
-                    return
-        finally:
-            self._train_seconds = asyncio.get_running_loop().time() - started_s
-
-    async def _incarnation(
-        self, fleet: Fleet, workers: WorkerPool, trainer: TrainerHolder, ledger: Ledger, *, reason: str
-    ) -> None:
+    async def _train(self, crew: Crew) -> None:
         config, folder = self._prepared.config, self._prepared.folder
-        is_first = ledger.incarnations() == ()
-        step = newest_checkpoint(folder.checkpoints_dir)
-        start = restore(ledger, config, step=step, reason=reason)
-        self._at_step(step)
-        self._tell(EventKind.INCARNATION_OPENED, incarnation=start.incarnation, step=step, reason=reason)
-        if step:
-            async with self._waits.within(
-                config.deadlines.start_s, f"the trainer to load the checkpoint of step {step}"
-            ):
-                await trainer.part.load(str(folder.checkpoint_path(step)))
-        if not is_first:
-            async with self._waits.within(config.deadlines.publish_s, f"the weights of step {step} to land"):
-                await fleet.publish(lambda: trainer.part.publish(step, incarnation=start.incarnation))
-        parts = Parts(fleet=fleet, trainer=trainer.part, workers=workers, ledger=ledger, supervisor=self._supervisor)
         outlets = Outlets(
             on_step=self._on_step,
             on_event=folder.append_event,
@@ -362,26 +291,22 @@ class TrainingRun:
             on_checkpoint=lambda _: retain(folder.checkpoints_dir, keep=config.checkpoint.keep),
             origin_s=self._origin_s,
         )
-        tasks = self._prepared.taskset.train
-        self._controller = Controller(config, tasks=tasks, parts=parts, outlets=outlets, start=start)
-        self._phase("train", total=config.num_steps)
-        try:
-            await self._controller.run()
-        finally:
-            self._controller = None
-
-    async def _replace_trainer(self, trainer: TrainerHolder, error: ActorDiedError) -> None:
-        """A new trainer, or the error again where the policy stops the run."""
-        fault = Fault(
-            kind=FaultKind.TRAINER_DIED, subject="trainer", step=self._num_steps, num_others=0, reason=str(error)
+        self._incarnations = Incarnations(
+            config,
+            tasks=self._prepared.taskset.train,
+            crew=crew,
+            outlets=outlets,
+            checkpoints_dir=folder.checkpoints_dir,
+            waits=self._waits,
+            note=self._reporter.note,
+            at_step=self._at_step,
         )
-        self._tell(EventKind.FAULT, fault=fault.kind.value, part="trainer", reason=str(error))
-        if self._supervisor.decide(fault) is not Action.REPLACE:
-            raise error
-        self._reporter.note(f"{error}; going on from the newest checkpoint")
-        async with self._waits.within(self._prepared.config.deadlines.start_s, "a new trainer to start"):
-            await trainer.replace()
-        self._tell(EventKind.PART_REPLACED, part="trainer", successor="trainer")
+        self._phase("train", total=config.num_steps)
+        started_s = asyncio.get_running_loop().time()
+        try:
+            await self._incarnations.run()
+        finally:
+            self._train_seconds = asyncio.get_running_loop().time() - started_s
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
@@ -420,8 +345,8 @@ class TrainingRun:
             waits = [*self._waits.now()]
             if self._watch is not None:
                 waits += self._watch.waits()
-            if self._controller is not None:
-                waits += [*self._controller.waits.now(), *self._controller.trainer_waits]
+            if self._incarnations is not None and (controller := self._incarnations.controller) is not None:
+                waits += [*controller.waits.now(), *controller.trainer_waits]
             report = WaitsReport(
                 written_unix=unix_now(),
                 pid=os.getpid(),
@@ -482,28 +407,6 @@ class TrainingRun:
                     after=points.get("after"),
                     title=folder.path.name,
                 )
-
-
-class TrainerHolder:
-    """The trainer of a run, which may be another one after a death."""
-
-    def __init__(self, make: Callable[[], Trainer]) -> None:
-        self._make = make
-        self.part = make()
-
-    async def start(self) -> None:
-        """Start the trainer."""
-        await self.part.start()
-
-    async def replace(self) -> None:
-        """Start a new trainer in place of a dead one."""
-        await self.part.close()
-        self.part = self._make()
-        await self.part.start()
-
-    async def close(self) -> None:
-        """End the trainer. May be called twice."""
-        await self.part.close()
 
 
 def describe(report: EvaluationReport) -> str:

@@ -67,10 +67,12 @@ class Watch:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as replacing:
             while True:
-                await asyncio.gather(
-                    *(self._look_at_engine(engine, replacing) for engine in self._fleet.started),
-                    *(self._look_at_worker(worker, replacing) for worker in self._workers.workers),
-                )
+                # A group of its own: when the policy stops the run, no look goes on that could begin a replacement.
+                async with asyncio.TaskGroup() as looks:
+                    for engine in self._fleet.started:
+                        looks.create_task(self._look_at_engine(engine, replacing))
+                    for worker in self._workers.workers:
+                        looks.create_task(self._look_at_worker(worker, replacing))
                 await asyncio.sleep(self._config.deadlines.health_s)
 
     async def _look_at_engine(self, engine: Engine, replacing: asyncio.TaskGroup) -> None:

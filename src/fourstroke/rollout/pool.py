@@ -27,6 +27,7 @@ class WorkerPool:
     def __init__(self, make: Callable[[str], Worker], *, count: int) -> None:
         self._make = make
         self._workers = {name: make(name) for name in (f"worker-{number}" for number in range(count))}
+        self._starting: dict[str, Worker] = {}
         self._num_made = count
         self._outstanding: Counter[str] = Counter()
         self._dead: set[str] = set()
@@ -81,9 +82,14 @@ class WorkerPool:
         await self.forget(name)
         successor = self._make(f"worker-{self._num_made}")
         self._num_made += 1
+        self._starting[successor.name] = successor
         await successor.start()
-        await successor.route(self._engines)
-        self._workers[successor.name] = successor
+        routed: Sequence[Engine] | None = None
+        while routed is not self._engines:
+            # They may change while it is told.
+            routed = self._engines
+            await successor.route(routed)
+        self._workers[successor.name] = self._starting.pop(successor.name)
         self._note()
         return successor
 
@@ -94,8 +100,8 @@ class WorkerPool:
         await worker.close()
 
     async def close(self) -> None:
-        """End all workers. May be called twice."""
-        await asyncio.gather(*(worker.close() for worker in self.workers))
+        """End all workers, those that are starting too. May be called twice."""
+        await asyncio.gather(*(worker.close() for worker in (*self.workers, *self._starting.values())))
 
     def _living(self) -> list[str]:
         return [name for name in self._workers if name not in self._dead]

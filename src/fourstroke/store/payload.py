@@ -2,13 +2,15 @@
 
     payload/segment-00000.bin   [noun][noun][noun]...   up to 64 MiB, then segment-00001.bin
 
-A writer never touches a segment that another writer made, so what a killed run left stays as it was. Bytes reach the
-system before ``append`` returns (they outlive the process, not a power cut; the digest shows what a power cut took).
-Write the payload first and its reference to the ledger after it: then every reference there can be read.
+A writer never touches a segment that another writer made: what a killed run left stays as it was, and the workers of a
+run write side by side, each into its own. Bytes reach the system before ``append`` returns (they outlive the process,
+not a power cut; the digest shows what a power cut took). Write the payload first and its reference to the ledger after
+it: then every reference there can be read.
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,7 +37,7 @@ def segment_path(folder: Path, segment: int) -> Path:
 
 
 class PayloadWriter:
-    """Appends nouns to new segments of a payload folder. One writer a folder (the run folder's lock sees to it).
+    """Appends nouns to new segments of a payload folder, beside other writers of the same run.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -76,11 +78,17 @@ class PayloadWriter:
         """Close the segment. May be called twice."""
         self._file.close()
 
-    def _open(self, segment: int) -> None:
-        path = segment_path(self._folder, segment)
-        with writing(path):
-            self._file = path.open("xb", buffering=0)
-        self._segment = segment
+    def _open(self, first: int) -> None:
+        """Make a segment: the first number from ``first`` on that no other writer has taken."""
+        for segment in itertools.count(first):
+            path = segment_path(self._folder, segment)
+            try:
+                with writing(path):
+                    self._file = path.open("xb", buffering=0)
+            except FileExistsError:
+                continue
+            self._segment = segment
+            return
 
 
 def read_payload(folder: Path, reference: PayloadReference, noun: type[NounT]) -> NounT:

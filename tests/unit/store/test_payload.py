@@ -52,6 +52,21 @@ def test_a_new_writer_leaves_earlier_segments_alone(tmp_path: Path) -> None:
         assert reference.offset == 0
 
 
+def test_writers_side_by_side_share_no_segment(tmp_path: Path) -> None:
+    writers = [PayloadWriter(tmp_path, segment_bytes=1000) for _ in range(3)]
+    references = [writers[seed % 3].append(_row(seed)) for seed in range(30)]
+    for writer in writers:
+        writer.close()
+
+    for seed, reference in enumerate(references):
+        assert read_payload(tmp_path, reference, Trajectory).id == f"r{seed}"
+    owners = {reference.segment: set() for reference in references}
+    for seed, reference in enumerate(references):
+        owners[reference.segment].add(seed % 3)
+    assert all(len(writers_of_it) == 1 for writers_of_it in owners.values())
+    assert len(owners) > 3
+
+
 def test_damage_names_segment_and_offset(tmp_path: Path) -> None:
     writer = PayloadWriter(tmp_path)
     writer.append(_row(0))

@@ -1,0 +1,174 @@
+"""Runs that are killed (-9) at named points and resumed: nothing is lost or doubled, and where a run is to repeat bit
+for bit, it does so through all of them.
+
+Two chains go on side by side, since most of a start is the import of libraries on one core: each is one run that is
+killed at one point after the other, and resumed by the real command. ``sabotage`` says what a point is.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import signal
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from fourstroke.observability import METRICS
+from fourstroke.store import Ledger, RunStatus, read_events, read_metrics, read_payload, read_summary
+from fourstroke.store.checkpoints import checkpoints
+from fourstroke.types import Group
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="missing: vllm"),
+    pytest.mark.timeout(2400),
+]
+
+# In the order in which one run meets them; the number says which call in a start.
+POINTS = (
+    "evaluation:2",
+    "admission:3",
+    "rollout:7",
+    "grading:20",
+    "prepare:1",
+    "backward:4",
+    "optimiser:2",
+    "publication:30",
+    "verification:50",
+    "checkpoint:8",
+    "commit:3",
+    "shutdown:1",
+)
+
+
+def chain(place, points, **changes):
+    """One run, killed at each point and resumed after it; the last start goes on to the end."""
+    for number, point in enumerate((*points, None)):
+        running = place.train(point=point, **changes) if number == 0 else place.resume(point=point)
+        code, _, errors = running.end()
+        assert place.leftovers() == []
+        audit = place.audit()
+        assert audit.balanced, (point, audit)
+        assert audit.max_lag <= changes["rollout"]["staleness"], (point, audit)
+        if point is None:
+            assert code == 0, errors
+        else:
+            assert code == 128 + signal.SIGKILL, (point, code, errors)
+            assert place.kills() == list(points[: number + 1])
+            sentence = f"error: the run was killed (signal 9); go on with: fourstroke resume {place.run_folder()}"
+            assert errors.splitlines()[-1] == sentence
+    return place
+
+
+def draws_of(folder):
+    """Every row of the ledger's draws: which, in what order, trained in which step."""
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as connection:
+        return connection.execute(
+            "SELECT key, task_id, seed, state, step, admitted_version, trained_version, lag FROM draws ORDER BY key"
+        ).fetchall()
+
+
+def trained_groups(folder):
+    """Ids, log-probabilities, versions and scores of every group that was trained, by key and member."""
+    with contextlib.closing(Ledger(folder / "ledger.sqlite", is_read_only=True)) as ledger:
+        references = ledger.references()
+    members = {}
+    for key, reference in references.items():
+        for member in read_payload(folder / "payload", reference, Group).members:
+            episode = member.episode
+            reply = episode.spans[-1]
+            members[key, episode.member] = (
+                [span.ids.tolist() for span in episode.spans],
+                reply.logprobs.tobytes(),
+                reply.versions,
+                episode.stop,
+                member.verdict.score,
+            )
+    return members
+
+
+def digests(folder):
+    """Digest of each file of the exported model and of the checkpoints' tensors."""
+    files = [*folder.glob("models/*/model.safetensors"), *folder.glob("checkpoints/*/trainer.safetensors")]
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
+
+
+def repeating_metrics(folder):
+    """Records by step, without what depends on the machine's speed."""
+    records = read_metrics(folder / "metrics.jsonl")
+    return [
+        {name: value for name, value in record.items() if name == "step" or not METRICS[name].is_timing}
+        for record in records
+    ]
+
+
+def evaluations(folder):
+    """Reports by file, without their duration."""
+    reports = {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("evaluations/*.json"))}
+    for report in reports.values():
+        del report["seconds"]
+    return reports
+
+
+@pytest.fixture(scope="module")
+def futures(make_place, larger_model):
+    """Four pieces of work, two at a time."""
+    exact = {"deterministic": True, "rollout": {"staleness": 0}}
+    stale = {"num_steps": 12, "rollout": {"staleness": 2, "window": 3}}
+    work = {
+        "killed": (POINTS, exact),
+        "stale": (POINTS, stale),
+        "first": ((), exact),
+        "second": ((), exact),
+    }
+    places = {name: make_place(name, model=larger_model) for name in work}
+    pool = ThreadPoolExecutor(2)
+    yield {name: pool.submit(chain, places[name], points, **changes) for name, (points, changes) in work.items()}
+    for place in places.values():
+        place.close()
+    pool.shutdown()
+
+
+def test_a_run_at_staleness_2_that_is_killed_at_each_point_loses_and_doubles_nothing(futures):
+    place = futures["stale"].result()
+
+    folder, audit = place.run_folder(), place.audit()
+    assert read_summary(folder / "summary.json").status is RunStatus.FINISHED
+    assert (audit.trained, audit.dropped, audit.pending, audit.balanced) == (48, 0, 0, True)
+    assert audit.max_lag <= 2
+    assert audit.incarnations == len(POINTS)  # all starts but the first, whose evaluation was killed
+    assert [record["step"] for record in read_metrics(folder / "metrics.jsonl")] == list(range(1, 13))
+    # The trainer's own account: what it last read for a step is what is in the weights.
+    last = place.witnessed()
+    assert sorted(key for keys in last.values() for key in keys) == sorted(row[0] for row in draws_of(folder))
+    assert last == {step: [row[0] for row in draws_of(folder) if row[4] == step] for step in range(1, 13)}
+    assert any(event.kind == "group_reused" for event in read_events(folder / "events.jsonl"))
+
+
+@pytest.mark.parametrize("other", ["second", "killed"])
+def test_deterministic_runs_agree_bit_for_bit(futures, other):
+    first, again = (futures[name].result().run_folder() for name in ("first", other))
+
+    assert draws_of(again) == draws_of(first)
+    assert len(draws_of(first)) == 24
+    groups = trained_groups(first)
+    assert len(groups) == 96
+    assert trained_groups(again) == groups
+    assert repeating_metrics(again) == repeating_metrics(first)
+    assert len(repeating_metrics(first)) == 6
+    assert evaluations(again) == evaluations(first)
+    assert set(evaluations(first)) == {"before.json", "after.json"}
+    assert digests(again) == digests(first)
+    assert checkpoints(first / "checkpoints") == [5, 6]
+
+
+def test_the_chain_met_what_it_was_to_meet(futures):
+    """A comparison of runs that do not learn, or never sampled a thing, would prove nothing."""
+    folder = futures["killed"].result().run_folder()
+
+    records = repeating_metrics(folder)
+    assert all(record["train/optim/grad_norm"] > 0 for record in records)
+    assert len({record["reward/grade/score_mean"] for record in records}) > 1
+    assert np.unique([member[1] for member in trained_groups(folder).values()]).size > 90
