@@ -74,6 +74,7 @@ def test_what_is_taken_together_is_in_admission_order():
         taking = asyncio.create_task(buffer.take(4))
         for index in (3, 1, 0, 2):
             await buffer.put(records[index])
+            await asyncio.sleep(1)  # taken before the next is there
         return [record.draw.index for record in await taking]
 
     assert run_virtual(scenario()) == [0, 1, 2, 3]
