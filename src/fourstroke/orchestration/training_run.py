@@ -174,6 +174,14 @@ class Makers(Protocol):
         """A rollout worker."""
         ...
 
+    def check_health(self) -> None:
+        """Return if whatever the parts live in is there.
+
+        Raises:
+            ClusterDiedError: It is not; no part can be replaced.
+        """
+        ...
+
     def close(self) -> None:
         """End whatever the parts lived in."""
         ...
@@ -262,7 +270,14 @@ class TrainingRun:
             fleet, workers, supervisor = crew.fleet, crew.workers, crew.supervisor
             async with started(workers, fleet, crew.trainer, waits=self._waits, timeout_s=config.deadlines.start_s):
                 self._watch = Watch(config, fleet=fleet, workers=workers, supervisor=supervisor, tell=self._tell)
-                await work_under_watch(self._work(crew), self._watch.run(), self._report_waits())
+                await work_under_watch(
+                    self._work(crew), self._watch_surroundings(), self._watch.run(), self._report_waits()
+                )
+
+    async def _watch_surroundings(self) -> None:
+        while True:
+            self._makers.check_health()
+            await asyncio.sleep(self._prepared.config.deadlines.health_s)
 
     async def _work(self, crew: Crew) -> None:
         config, folder, fleet = self._prepared.config, self._prepared.folder, crew.fleet

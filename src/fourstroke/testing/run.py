@@ -91,6 +91,9 @@ class FakeParts:
     def open(self) -> None:
         """Nothing to start."""
 
+    def check_health(self) -> None:
+        """Always well."""
+
     def engine(self, site: Site, name: str, is_replacement: bool) -> FakeEngine:
         """A fake engine; only the first of the settings' deaths happens."""
         settings = dataclasses.replace(self._settings, landing=site.config.engine.landing)
