@@ -1,4 +1,4 @@
-"""Hooks for the whole suite: in CI a test that is skipped for want of a part fails.
+"""Settings and hooks for the whole suite: in CI a test that is skipped for want of a part fails.
 
 A test that needs a part which may be absent skips itself with a reason that begins with ``missing:``. On a developer's
 machine that is fine; with ``CI=true`` it is a hole in the suite, so that the skip is reported as a failure.
@@ -10,6 +10,11 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# Its deadline is of the wall clock, which a loaded machine does not keep.
+settings.register_profile("without a deadline", deadline=None)
+settings.load_profile("without a deadline")
 
 pytest_plugins = ["pytester"]
 

@@ -227,10 +227,20 @@ def runs_no_text_as_code(source: Source) -> Iterator[str]:
                     yield f"{source.path}:{node.lineno} runs a shell"
 
 
+def calls_actors_in_one_place(source: Source) -> Iterator[str]:
+    """Ray is called by ``handle.verb.remote(...)`` and awaited in the one place that may import it."""
+    if source.path == ONE_PLACE["ray"]:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote":
+            yield f"{source.path}:{node.lineno} calls an actor, which {ONE_PLACE['ray']} alone may"
+
+
 Rule = Callable[[Source], Iterator[str]]
 RULES: tuple[Rule, ...] = (
     imports_only_upward,
     keeps_libraries_in_one_place,
+    calls_actors_in_one_place,
     is_named_for_something,
     is_short,
     has_no_broad_except,
@@ -259,6 +269,8 @@ OFFENCES: tuple[tuple[Rule, str, str], ...] = (
     (keeps_libraries_in_one_place, "orchestration/controller.py", "import ray"),
     (keeps_libraries_in_one_place, "rollout/x.py", "def f():\n    from vllm.v1 import engine"),
     (keeps_libraries_in_one_place, "trainer/x.py", "import sqlite3"),
+    (keeps_libraries_in_one_place, "orchestration/real_parts.py", "from ray import get"),
+    (calls_actors_in_one_place, "orchestration/watch.py", "x = engine.actor.check_health.remote()"),
     (is_named_for_something, "trainer/utils.py", ""),
     (is_named_for_something, "common/x.py", ""),
     (is_short, "trainer/x.py", "x = 1\n" * 801),
@@ -311,6 +323,7 @@ def test_the_rule_fires(rule: Rule, path: str, text: str) -> None:
             "from fourstroke.errors import ConfigError\nfrom fourstroke.config import load",
         ),
         (keeps_libraries_in_one_place, "orchestration/placement.py", "import ray"),
+        (calls_actors_in_one_place, "orchestration/placement.py", "x = actor.start.remote()"),
         (has_no_broad_except, "errors.py", "try:\n    f()\nexcept Exception:\n    pass"),
         (reads_no_wall_clock, "store/x.py", "x = asyncio.get_running_loop().time()\ny = timedelta(seconds=1)"),
         (reads_no_wall_clock, CLOCK, "import time"),
@@ -353,10 +366,21 @@ def test_long_functions_still_exist() -> None:
     assert names >= LONG_FUNCTIONS
 
 
-@pytest.mark.parametrize("module", ["fourstroke.config", "fourstroke.types", "fourstroke.recipes", "fourstroke.cli"])
-def test_the_module_loads_nothing_heavy(module: str) -> None:
-    heavy = ("torch", "ray", "vllm", "transformers", "matplotlib")
-    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+HEAVY = ("torch", "vllm", "transformers")
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        *((f"fourstroke.{room}", (*HEAVY, "ray", "matplotlib")) for room in ("config", "types", "recipes", "cli")),
+        # The driver's process: models live in actors.
+        ("fourstroke.orchestration.training_run", (*HEAVY, "ray", "matplotlib")),
+        ("fourstroke.orchestration.evaluation_run", (*HEAVY, "ray", "matplotlib")),
+        ("fourstroke.orchestration.real_parts", (*HEAVY, "matplotlib")),
+    ],
+)
+def test_the_module_loads_nothing_heavy(module: str, absent: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
 
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -24,7 +24,7 @@ import typer
 
 import fourstroke
 from fourstroke.config import RunConfig, dump_config, load_config, process_settings
-from fourstroke.errors import ConfigError, FourstrokeError
+from fourstroke.errors import ClusterDiedError, ConfigError, FourstrokeError
 from fourstroke.observability import Reporter, describe_waits, make_reporter, printable, unix_now
 from fourstroke.orchestration.guardian import Guard, guarded
 from fourstroke.recipes import RECIPES
@@ -245,6 +245,11 @@ def main() -> None:
     except FourstrokeError as error:
         for line in str(error).splitlines():
             print(f"error: {printable(line)}", file=sys.stderr)
+        if isinstance(error, ClusterDiedError):
+            # At exit Ray would wait for what is gone; the guardian ends what is left.
+            sys.stderr.flush()
+            sys.stdout.flush()
+            os._exit(error.exit_code)
         sys.exit(error.exit_code)
 
 

@@ -63,6 +63,12 @@ class ActorFailedError(FourstrokeError, RuntimeError):
     exit_code = 5
 
 
+class ClusterDiedError(FourstrokeError, RuntimeError):
+    """What the parts live in is gone, so that none of them can be replaced."""
+
+    exit_code = 5
+
+
 class PublicationError(FourstrokeError, RuntimeError):
     """A publication of weights did not arrive whole: name, shape, dtype, digest or version differ."""
 

@@ -1,31 +1,35 @@
 """S28: an option that is parsed but never read. Each leaf of the configuration is read in a run on fakes.
 
 The heavy parts that a run on fakes leaves out are asked apart: what vLLM is started with, one real update of a tiny
-model, and the start-up checks.
+model, the graders' processes, and the start-up checks.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 
 from fourstroke.algorithms.losses import bind_loss
-from fourstroke.config import ProcessSettings, load_config
+from fourstroke.config import load_config
 from fourstroke.engines.vllm import VllmEngine, engine_arguments
 from fourstroke.errors import ConfigError
 from fourstroke.observability import utc_now
+from fourstroke.orchestration.actors import read_rows
 from fourstroke.orchestration.batching import build_batches
 from fourstroke.orchestration.preflight import HostFacts, check_host
-from fourstroke.orchestration.training_run import Makers, PreparedRun, TrainingRun, load_tasks_and_grader
-from fourstroke.store import RunFolder
+from fourstroke.orchestration.training_run import TrainingRun, load_tasks
+from fourstroke.rewards import GraderPool
+from fourstroke.store import PayloadWriter, RunFolder
 from fourstroke.testing.clock import run_virtual
-from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
-from fourstroke.testing.episodes import make_group
+from fourstroke.testing.engine import FakeEngineSettings
+from fourstroke.testing.environment import ParityGrader
+from fourstroke.testing.episodes import make_group, make_record
 from fourstroke.testing.recording import leaves, recording
-from fourstroke.testing.run import FakeRenderer, SilentReporter, tiny_model
+from fourstroke.testing.run import FakeParts, SilentReporter, prepared_on_fakes, tiny_model
 from fourstroke.testing.trainer import FakeTrainer
 from fourstroke.trainer.catalogue import ModelFacts, resolve_model
 from fourstroke.trainer.engine import TorchTrainer
-from fourstroke.types import Microbatch
+from fourstroke.types import Batch, Microbatch
 
 # Leaves that nothing above reads, each with why that is right. There is none.
 EXEMPT: dict[str, str] = {}
@@ -45,28 +49,20 @@ def _config(tmp_path, model):
     )
 
 
-def _run_on_fakes(config, tmp_path):
-    taskset, grader = load_tasks_and_grader(config)
-    prepared = PreparedRun(
-        config=config,
-        settings=ProcessSettings(cache_dir=tmp_path, shared_memory_dir=tmp_path, started_unix=None, environment={}),
+def _run_on_fakes(config):
+    """A whole run, in which the trainer dies once."""
+    taskset = load_tasks(config)
+    folder = RunFolder.create(config, now=utc_now())
+    parts = FakeParts(
         taskset=taskset,
-        grader=grader,
-        model_path=resolve_model(config.model.name, cache_dir=tmp_path),
-        folder=RunFolder.create(config, now=utc_now()),
+        grader=ParityGrader(),
+        engine=FakeEngineSettings(vocab_size=128, max_model_len=128),
+        trainers=[FakeTrainer(dies_at_step=2)],
     )
-    makers = Makers(
-        engine=lambda _: FakeEngine(FakeEngineSettings(vocab_size=128)),
-        trainer=lambda _: FakeTrainer(),
-        renderer=lambda _: FakeRenderer(),
-    )
-
-    async def main():
-        # The engine's event belongs to the loop, so the parts are made in it.
-        return await TrainingRun(prepared, reporter=SilentReporter(), makers=makers).run()
-
-    summary = run_virtual(main())
-    prepared.folder.close()
+    prepared = prepared_on_fakes(folder, config, taskset=taskset)
+    run = TrainingRun(prepared, reporter=SilentReporter(), makers=parts, root_pid=os.getpid())
+    summary = run_virtual(run.run())
+    folder.close()
     assert summary.num_steps == 2
     assert summary.before is not None
 
@@ -76,9 +72,17 @@ def _one_real_update(config, tmp_path, model):
         config, model_path=model, publication_path=tmp_path / "weights", loss=bind_loss(config.algorithm)
     )
     trainer.start()
-    (batch,) = build_batches([make_group([1.0, 0.0])], step=1, algorithm=config.algorithm, max_tokens=4)
-    trainer.prepare(batch)
-    trainer.forward_backward(batch, Microbatch(rows=(0, 1)))
+    group, writer = make_group([1.0, 0.0]), PayloadWriter(tmp_path)
+    record = make_record(group, reference=writer.append(group))
+    writer.close()
+    (batch,) = build_batches([record], step=1, algorithm=config.algorithm, max_tokens=4)
+    rows = Batch(
+        step=1,
+        rows=read_rows(batch, tmp_path),
+        num_sequences=batch.num_sequences,
+        num_loss_tokens=batch.num_loss_tokens,
+    )
+    trainer.forward_backward(trainer.prepare(rows), Microbatch(rows=(0, 1)))
     trainer.optim_step()
     trainer.publish(1, incarnation=0)
     trainer.close()
@@ -89,8 +93,10 @@ def test_each_leaf_is_read(tmp_path):
     plain = _config(tmp_path, model)
     config, read = recording(plain)
 
-    _run_on_fakes(config, tmp_path)
+    resolve_model(config.model.name, cache_dir=tmp_path)
+    _run_on_fakes(config)
     _one_real_update(config, tmp_path, model)
+    GraderPool(config.grader, timeout_s=1.0, environment={}, log_path=tmp_path / "log")
     VllmEngine(config.engine, model, seed=config.seed)
     for on_gpu in (False, True):
         engine_arguments(config.engine, model, seed=config.seed, scratch=tmp_path, on_gpu=on_gpu)

@@ -1,52 +1,31 @@
-"""S32: cut and full-length shares are measured against the configured maximum, never the batch's longest row."""
+"""S32: the share of cut replies counts how they ended, never the batch's longest row (verl-project/verl#7817).
 
-import numpy as np
+With 100 tokens allowed. The buggy system took each row as long as the batch is wide for a cut one: 2/3 both times.
+"""
+
+import msgspec
 import pytest
 
-from fourstroke.evaluation import length_stats
-from fourstroke.types import Episode, MaskReason, Span, StopReason, Timings, VersionRun
+from fourstroke.observability import MetricBook
+from fourstroke.orchestration import measures
+from fourstroke.testing.episodes import make_group, make_record
+from fourstroke.types import StopReason
 
 
-def episode(num_tokens: int, stop: StopReason = StopReason.FINISHED) -> Episode:
-    prompt = Span(
-        parent=-1,
-        ids=np.zeros(500, np.int32),
-        logprobs=np.empty(0, np.float32),
-        reason=MaskReason.PROMPT,
-        versions=(),
-        engine="",
+def _truncated_fraction(lengths, *, cut=()):
+    record = make_record(make_group([1.0] * len(lengths), reply_lengths=lengths))
+    episodes = (
+        msgspec.structs.replace(episode, stop=StopReason.LENGTH if episode.member in cut else StopReason.FINISHED)
+        for episode in record.episodes
     )
-    reply = Span(
-        parent=0,
-        ids=np.zeros(num_tokens, np.int32),
-        logprobs=np.zeros(num_tokens, np.float32),
-        reason=MaskReason.SAMPLED,
-        versions=(VersionRun(version=0, num_tokens=num_tokens),),
-        engine="fake",
-    )
-    return Episode(
-        id="g.0",
-        group="g",
-        member=0,
-        task_id="t",
-        attempt=0,
-        spans=(prompt, reply),
-        stop=stop,
-        messages=(),
-        timings=Timings(generate_s=0.0),
-    )
+    book = MetricBook(step=1)
+    measures.add_groups(book, [msgspec.structs.replace(record, episodes=tuple(episodes))], trained_at=0)
+    return book.record()["rollout/episode/truncated_fraction"]
 
 
-def test_the_longest_row_of_a_batch_is_not_cut() -> None:
-    stats = length_stats([episode(12), episode(40), episode(40)], max_tokens=100)
-
-    assert stats.truncated_fraction == 0.0
-    assert stats.at_cap_fraction == 0.0
-    assert stats.mean_tokens == pytest.approx(92 / 3)
+def test_the_longest_row_of_a_batch_is_not_cut():
+    assert _truncated_fraction([12, 40, 40]) == 0.0
 
 
-def test_only_the_one_stopped_by_length_is_cut() -> None:
-    stats = length_stats([episode(12), episode(100, StopReason.LENGTH), episode(100)], max_tokens=100)
-
-    assert stats.truncated_fraction == pytest.approx(1 / 3)
-    assert stats.at_cap_fraction == pytest.approx(2 / 3)
+def test_only_the_one_stopped_by_length_is_cut():
+    assert _truncated_fraction([12, 100, 100], cut={1}) == pytest.approx(1 / 3)

@@ -513,6 +513,23 @@ def test_requests_together_repeat_bit_for_bit(harness: Harness, num_requests: in
             np.testing.assert_allclose(completion.logprobs, expected, atol=harness.log_probability_tolerance)
 
 
+def test_vllm_has_all_of_a_batch_before_it_begins(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not isinstance(harness.engine, VllmEngine):
+        pytest.skip("of vLLM's own pause")
+    llm = harness.engine._llm
+    assert llm is not None
+    resume, seen = llm.resume_generation, []
+
+    async def look_and_resume() -> None:
+        seen.append((await llm.is_paused(), llm.get_num_unfinished_requests()))
+        await resume()
+
+    monkeypatch.setattr(llm, "resume_generation", look_and_resume)
+    harness.run(harness.engine.generate_together(batch(6)))
+
+    assert seen == [(True, 24)]
+
+
 def test_other_work_in_between_changes_no_bit(harness: Harness) -> None:
     requests = batch(6)
     first = harness.run(harness.engine.generate_together(requests))

@@ -105,6 +105,8 @@ class Place:
         # Sockets lie there, and the path of a socket must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="fs-", dir="/tmp"))
         self.runs = folder / "runs"
+        # Where the run's own processes see it, if that is elsewhere.
+        self.run_folder_inside = None
         self.log, self.witness = folder / "kills", folder / "witness.jsonl"
         self._started = []
         self._closing = threading.Event()
@@ -112,6 +114,7 @@ class Place:
 
     def train(self, *, point=None, prefix=(), variables=None, **changes):
         """Begin a run; sections in ``changes`` are merged into those of ``BASE``."""
+        self.runs.mkdir(exist_ok=True)
         config = {**BASE, "runs_dir": str(self.runs), "model": {"name": str(self.model)}}
         for name, value in changes.items():
             config[name] = {**config.get(name, {}), **value} if isinstance(value, dict) else value
@@ -121,7 +124,14 @@ class Place:
 
     def resume(self, *, point=None, prefix=(), variables=None, sets=()):
         """Go on with the run."""
-        return self.start("resume", self.run_folder(), *sets, point=point, prefix=prefix, variables=variables)
+        return self.start(
+            "resume",
+            self.run_folder_inside or self.run_folder(),
+            *sets,
+            point=point,
+            prefix=prefix,
+            variables=variables,
+        )
 
     def start(self, *arguments, point=None, prefix=(), variables=None):
         """Start a command of ours."""

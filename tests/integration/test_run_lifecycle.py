@@ -1,14 +1,7 @@
-"""Real runs of a tiny model through real vLLM and the real command: how they end, and what they leave behind."""
+"""Real runs of a tiny model through real Ray, real vLLM and the real command: how they end, and what they leave."""
 
-import contextlib
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,109 +9,26 @@ import pytest
 from fourstroke.config import RunConfig
 from fourstroke.errors import RunFolderError
 from fourstroke.observability import utc_now
-from fourstroke.orchestration.training_run import sweep_shared_memory
-from fourstroke.store import Ledger, RunFolder, RunStatus, read_events, read_metrics, read_summary
-from fourstroke.testing.run import tiny_model
+from fourstroke.store import RunFolder, RunStatus, read_events, read_metrics, read_summary
+from fourstroke.store.checkpoints import checkpoints
 
-GONE_WITHIN_S = 5
-START_WITHIN_S = 180
+pytestmark = pytest.mark.timeout(900)
 
-CONFIG = """
-name: tiny
-num_steps: {num_steps}
-runs_dir: {runs}
-model: {{name: {model}}}
-grader: {{use: "fourstroke.testing.environment:parity"}}
-rollout: {{groups_per_step: 2, group_size: 8, max_tokens: 8}}
-trainer: {{compute_dtype: float32, microbatch_tokens: 512, learning_rate: 1e-3}}
-engine: {{dtype: float32, max_model_len: 128, max_num_seqs: 8, kv_cache_gib: 0.1}}
-evaluation: {{before: {evaluates}, after: {evaluates}, num_tasks: 4, samples_per_task: 2, pass_at: [1, 2]}}
-"""
+ENDLESS = {"num_steps": 10_000, "evaluation": {"before": False, "after": False}}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("model"))
+def steps_beyond(running, num_steps):
+    """Wait until the run has done more steps than that."""
+    return running.wait_for(lambda: running.place.num_steps() > num_steps)
 
 
-@pytest.fixture
-def launch(tmp_path, model):
-    """Start a run of so many steps; whatever is left of it is killed at the end."""
-    started = []
+def test_a_run_goes_from_evaluation_to_summary(place):
+    running = place.train(num_steps=3)
+    code, output, errors = running.end()
 
-    def start(num_steps, *, evaluates="false"):
-        config = tmp_path / "run.yaml"
-        text = CONFIG.format(num_steps=num_steps, runs=tmp_path / "runs", model=model, evaluates=evaluates)
-        config.write_text(text)
-        process = psutil.Popen(
-            [sys.executable, "-m", "fourstroke.cli", "train", str(config)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.is_running():
-            for child in [*process.children(recursive=True), process]:
-                child.kill()
-        process.communicate()
-
-
-def _folder(tmp_path) -> Path:
-    (folder,) = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
-    return folder
-
-
-def _wait_for(condition, timeout_s, process=None):
-    """Poll a condition of other processes, which have no event to wait for."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if (result := condition()) is not None:
-            return result
-        if process is not None and process.poll() is not None:
-            pytest.fail(f"the run ended with {process.returncode}: {process.communicate()}")
-        time.sleep(0.05)
-    pytest.fail("the state that was waited for did not come")
-
-
-def _first_step(tmp_path, process):
-    def found():
-        files = list((tmp_path / "runs").glob("*/metrics.jsonl"))
-        return files[0] if files and files[0].stat().st_size else None
-
-    return _wait_for(found, START_WITHIN_S, process)
-
-
-def _all_gone(processes):
-    _, alive = psutil.wait_procs(processes, timeout=GONE_WITHIN_S)
-    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-
-
-def _named(process, pattern):
-    """The run's process whose command line or title matches."""
-    seen = []
-    for child in process.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
-            seen.append(" ".join(child.cmdline()))
-            if re.search(pattern, seen[-1]):
-                return child
-    return pytest.fail(f"no process {pattern} among {seen}")
-
-
-def _shared_files():
-    return set(Path("/dev/shm").glob("fourstroke-weights-*"))
-
-
-def test_a_run_goes_from_evaluation_to_summary(launch, tmp_path):
-    process = launch(3, evaluates="true")
-    output, errors = process.communicate(timeout=START_WITHIN_S)
-
-    assert process.returncode == 0, errors
-    folder = _folder(tmp_path)
+    assert code == 0, errors
+    assert errors == ""
+    folder = place.run_folder()
     assert output.splitlines()[-1] == f"{folder}/"
     summary = read_summary(folder / "summary.json")
     assert summary.status is RunStatus.FINISHED
@@ -126,12 +36,8 @@ def test_a_run_goes_from_evaluation_to_summary(launch, tmp_path):
     assert summary.before.num_tasks == summary.after.num_tasks == 4
     assert 0 < summary.train_seconds < summary.total_seconds
     assert 100e6 < summary.peak_memory_bytes < 8e9
-    fields = json.loads((folder / "summary.json").read_text())
-    assert {"before", "after", "train_seconds", "total_seconds", "num_steps", "peak_memory_bytes"} <= set(fields)
-    ledger = Ledger(RunFolder.open(folder).ledger_path, is_read_only=True)
-    audit = ledger.audit()
-    ledger.close()
-    assert (audit.drawn, audit.trained, audit.dropped, audit.pending, audit.balanced) == (6, 6, 0, 0, True)
+    audit = place.audit()
+    assert (audit.drawn, audit.trained, audit.dropped, audit.pending, audit.balanced) == (12, 12, 0, 0, True)
     records = read_metrics(folder / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3]
     assert all(record["train/staleness/lag_max"] == 0 for record in records)
@@ -139,84 +45,117 @@ def test_a_run_goes_from_evaluation_to_summary(launch, tmp_path):
     # are the weights that are sampled from, the tied output matrix included.
     assert all(record["train/mismatch/mean_abs_log_ratio"] < 1e-4 for record in records)
     assert all(record["train/optim/grad_norm"] > 0 for record in records)
-    assert [
-        event.fields["step"] for event in read_events(folder / "events.jsonl") if event.kind == "weights_landed"
-    ] == [
-        1,
-        2,
-        3,
-    ]
+    events = read_events(folder / "events.jsonl")
+    assert [event.fields["step"] for event in events if event.kind == "weights_landed"] == [1, 2, 3]
     assert (folder / "curves.png").stat().st_size > 10_000
-    assert (folder / "checkpoints" / "step-000003" / "model.safetensors").exists()
-    assert not _shared_files()
+    assert checkpoints(folder / "checkpoints") == [2, 3]
+    assert (folder / "models" / "step-000003" / "model.safetensors").exists()
+    assert place.leftovers() == []
 
-    audit_output = subprocess.run(
-        [sys.executable, "-m", "fourstroke.cli", "ledger", "audit", str(folder), "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    code, output, _ = place.start("ledger", "audit", folder, "--json").end()
+    assert code == 0
+    assert json.loads(output)["balanced"] is True
+    assert json.loads(output)["lags"] == {"0": 12}
+
+
+def stop_politely(running):
+    """SIGTERM: the run ends cleanly."""
+    running.process.send_signal(signal.SIGTERM)
+    code, _, errors = running.end()
+    assert code == 130
+    assert errors.splitlines() == [
+        "stopping; once more to kill",
+        f"error: stopped; go on with: fourstroke resume {running.place.run_folder()}",
+    ]
+    assert read_summary(running.place.run_folder() / "summary.json").status is RunStatus.INTERRUPTED
+
+
+def stop_twice(running):
+    """A second Ctrl-C, while the engine stands still so that the first one's clean end cannot come."""
+    running.named("EngineActor").suspend()
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.stderr.readline() == "stopping; once more to kill\n"
+    # Nearer together they are taken for one.
+    with pytest.raises(psutil.TimeoutExpired):
+        psutil.Process(running.process.pid).wait(timeout=1)
+    running.process.send_signal(signal.SIGINT)
+    code, _, errors = running.end()
+    assert code == 130
+    assert errors == f"error: stopped; go on with: fourstroke resume {running.place.run_folder()}\n"
+
+
+def kill_driver(running):
+    running.driver().kill()
+    code, _, errors = running.end()
+    assert code == 128 + signal.SIGKILL
+    folder = running.place.run_folder()
+    assert errors == f"error: the run was killed (signal 9); go on with: fourstroke resume {folder}\n"
+
+
+def kill_guardian(running):
+    """Nobody is left to tell or to tidy: the next run sweeps."""
+    running.process.kill()
+    code, _, _ = running.end()
+    assert code == -signal.SIGKILL
+
+
+def kill_raylet(running):
+    running.named(r"raylet/raylet ").kill()
+    code, _, errors = running.end()
+    assert code != 0
+    assert errors.splitlines()[-1].startswith("error: ")
+    assert running.place.run_folder().name in errors
+
+
+def kill_gcs(running):
+    running.named(r"gcs/gcs_server ").kill()
+    code, _, errors = running.end()
+    assert code != 0
+    assert errors.splitlines()[-1].startswith("error: ")
+    assert running.place.run_folder().name in errors
+
+
+def end_and_resume(place, endings):
+    """One run that is ended in each of these ways after at least one more step, and then goes on to its last."""
+    for number, ending in enumerate(endings):
+        before = place.num_steps()
+        running = place.train(**ENDLESS) if number == 0 else place.resume()
+        steps_beyond(running, before)
+
+        ending(running)
+
+        assert place.audit().balanced
+        assert place.leftovers() == [] or ending is kill_guardian
+    last = max(checkpoints(place.run_folder() / "checkpoints")) + 2
+    running = place.resume(sets=["--set", f"num_steps={last}"])
+    code, _, errors = running.end()
+    assert code == 0, errors
+    audit = place.audit()
+    assert (audit.trained, audit.dropped, audit.balanced) == (4 * last, 0, True)
+    assert place.leftovers() == []
+
+
+def test_a_run_that_is_stopped_goes_on(place):
+    end_and_resume(place, [stop_politely, stop_twice])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [kill_driver, kill_guardian, kill_raylet, kill_gcs])
+def test_a_run_whose_surroundings_are_killed_goes_on(place, ending):
+    end_and_resume(place, [ending])
+
+
+def test_a_second_run_on_the_folder_is_refused(place):
+    running = place.train(**ENDLESS)
+    folder = running.wait_for(place.found_run_folder)
+    running.wait_for(lambda: (folder / "lock").read_text().strip() == str(running.process.pid))
+
+    with pytest.raises(RunFolderError, match=str(running.process.pid)):
+        RunFolder.create_at(folder, RunConfig(), now=utc_now())
+    code, _, errors = place.start("resume", folder).end()
+
+    assert code == 4
+    assert errors == (
+        f"error: {folder} is in use by a run with process id {running.process.pid}; wait for it, stop it, or choose "
+        "another folder\n"
     )
-    assert json.loads(audit_output.stdout)["balanced"] is True
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_cleanly(launch, tmp_path, number):
-    process = launch(10_000)
-    _first_step(tmp_path, process)
-    family = [process, *process.children(recursive=True)]
-
-    process.send_signal(number)
-    left = _all_gone(family)
-    _, errors = process.communicate()
-
-    assert left == []
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
-    folder = _folder(tmp_path)
-    assert read_summary(folder / "summary.json").status is RunStatus.INTERRUPTED
-    ledger = Ledger(RunFolder.open(folder).ledger_path, is_read_only=True)
-    assert ledger.audit().balanced
-    ledger.close()
-    assert not _shared_files()
-
-
-@pytest.mark.parametrize(
-    ("victim", "named"), [("VLLM", "vllm-0: process EngineCore"), ("trainer_process", "the trainer process")]
-)
-def test_a_dead_part_is_named_and_the_run_stops(launch, tmp_path, victim, named):
-    process = launch(10_000)
-    _first_step(tmp_path, process)
-    family = [process, *process.children(recursive=True)]
-
-    _named(process, victim).send_signal(signal.SIGKILL)
-    left = _all_gone(family)
-    _, errors = process.communicate()
-
-    assert left == []
-    assert process.returncode == 5, errors
-    assert named in errors
-    assert read_summary(_folder(tmp_path) / "summary.json").status is RunStatus.FAILED
-    assert not _shared_files()
-
-
-def test_a_killed_driver_leaves_no_process(launch, tmp_path):
-    process = launch(10_000)
-    _first_step(tmp_path, process)
-    family = process.children(recursive=True)
-    assert len(family) >= 2
-
-    process.send_signal(signal.SIGKILL)
-
-    assert _all_gone(family) == []
-    process.communicate()
-    sweep_shared_memory(Path("/dev/shm"))  # as the next run does
-    assert not _shared_files()
-
-
-def test_a_second_run_on_the_folder_is_refused(launch, tmp_path):
-    process = launch(10_000)
-    _first_step(tmp_path, process)
-
-    with pytest.raises(RunFolderError, match=str(process.pid)):
-        RunFolder.create_at(_folder(tmp_path), RunConfig(), now=utc_now())

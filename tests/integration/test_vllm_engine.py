@@ -25,7 +25,7 @@ from fourstroke.errors import EngineDiedError
 from fourstroke.testing.policy import TinyPolicy
 from fourstroke.testing.run import tiny_model
 from fourstroke.trainer.catalogue import resolve_model
-from fourstroke.types import Completion, SampleRequest, WeightVersion
+from fourstroke.types import Completion, SampleRequest
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="missing: vllm"),
@@ -120,56 +120,73 @@ def live_as_an_actor_does(scenario: Coroutine[Any, Any, T]) -> T:
         return thread.submit(live).result()
 
 
-def test_a_batch_repeats_bit_for_bit_over_rounds_updates_and_engines(model_path: Path, tmp_path: Path) -> None:
-    """160 completions, of which 16 are decoded at a time; the published weights are the checkpoint's own bytes. The
-    second engine is a replacement: it catches up with publication 7. Each dies in a last batch."""
-    policy = TinyPolicy(model_path, publication_path=tmp_path / "weights")
-    prompts = [[40 + n] * (1 + 13 * (n % 9)) for n in range(40)]
-    requests = [
+def batch(num_requests: int) -> list[SampleRequest]:
+    """Prompts of 1 to 105 tokens, replies of up to 16, four of each."""
+    return [
         SampleRequest(
             id=f"g{n}",
-            prompt_ids=np.array(prompt, dtype=np.int32),
+            prompt_ids=np.array([40 + n] * (1 + 13 * (n % 9)), dtype=np.int32),
             num_samples=4,
             max_tokens=12 + n % 5,
             temperature=1.0,
             stop_ids=(0, 1, 2, 3, 4, 5, 6, 7),
             seed=n,
         )
-        for n, prompt in enumerate(prompts)
+        for n in range(num_requests)
     ]
 
-    async def rounds(held: WeightVersion, *, number: int) -> list[tuple[tuple[Completion, ...], ...]]:
-        engine = VllmEngine(CONFIG, model_path, seed=0, log_path=tmp_path / "engine.log", held=held)
-        try:
-            await engine.start()
-            assert engine.version == held
-            before = [await engine.generate_together(requests) for _ in range(2)]
-            await engine.pause()
-            publication = policy.publish(number)
-            for _ in range(2):
-                assert await engine.update_weights(publication) == publication.version
-            await engine.resume()
-            after = await engine.generate_together(requests)
-            dying = asyncio.create_task(engine.generate_together(requests))
-            await engine.check_health()
-            os.kill(core_of(engine), signal.SIGKILL)
-            with pytest.raises(EngineDiedError, match="ended with signal 9"):
-                await dying
-        finally:
-            await engine.close()
-        assert {run.version for groups in before for group in groups for c in group for run in c.versions} == {0}
-        assert {run.version for group in after for c in group for run in c.versions} == {number}
-        return [*before, after]
 
-    first = asyncio.run(rounds(CHECKPOINT, number=1))
-    second = live_as_an_actor_does(rounds(REPLACEMENT, number=7))
+async def batches_of_a_life(
+    engine: VllmEngine, policy: TinyPolicy, requests: list[SampleRequest], *, number: int
+) -> list[tuple[tuple[Completion, ...], ...]]:
+    """Two batches, one after publication ``number`` of the weights as they are, and death in the middle of a last."""
+    held = engine.version
+    try:
+        await engine.start()
+        assert engine.version == held
+        before = [await engine.generate_together(requests) for _ in range(2)]
+        await engine.pause()
+        publication = policy.publish(number)
+        for _ in range(2):
+            assert await engine.update_weights(publication) == publication.version
+        await engine.resume()
+        after = await engine.generate_together(requests)
+        dying = asyncio.create_task(engine.generate_together(requests))
+        await engine.check_health()
+        os.kill(core_of(engine), signal.SIGKILL)
+        with pytest.raises(EngineDiedError, match="ended with signal 9"):
+            await dying
+    finally:
+        await engine.close()
+    assert {run.version for groups in before for group in groups for c in group for run in c.versions} == {0}
+    assert {run.version for group in after for c in group for run in c.versions} == {number}
+    return [*before, after]
+
+
+@pytest.mark.parametrize(
+    ("model", "num_requests"),
+    # In the larger one bits depend on what is computed together, in the tiny one not.
+    [("model_path", 40), pytest.param("largest_model_path", 12, marks=pytest.mark.slow)],
+)
+def test_a_batch_repeats_bit_for_bit_over_rounds_updates_and_engines(
+    model: str, num_requests: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """16 completions are decoded at a time. The second engine is a replacement: it catches up with publication 7."""
+    model_path: Path = request.getfixturevalue(model)
+    policy = TinyPolicy(model_path, publication_path=tmp_path / "weights")
+    first, second = (
+        VllmEngine(CONFIG, model_path, seed=0, log_path=tmp_path / "engine.log", held=held)
+        for held in (CHECKPOINT, REPLACEMENT)
+    )
+    requests = batch(num_requests)
+
+    batches = asyncio.run(batches_of_a_life(first, policy, requests, number=1))
+    batches += live_as_an_actor_does(batches_of_a_life(second, policy, requests, number=7))
     policy.close()
 
-    bits = [
-        [(c.ids.tobytes(), c.logprobs.tobytes(), c.stop) for group in groups for c in group]
-        for groups in (*first, *second)
-    ]
-    assert len(set(bits[0])) == 160
+    bits = [[(c.ids.tobytes(), c.logprobs.tobytes(), c.stop) for group in groups for c in group] for groups in batches]
+    assert len(bits) == 6
+    assert len(set(bits[0])) == 4 * num_requests
     assert all(other == bits[0] for other in bits[1:])
 
 

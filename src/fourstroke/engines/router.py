@@ -32,9 +32,8 @@ class Router:
 
     Example:
         >>> router = Router()
-        >>> router.route([])
-        >>> router.num_engines
-        0
+        >>> router.route([engine])  # doctest: +SKIP
+        >>> await router.generate(request)  # doctest: +SKIP
     """
 
     def __init__(self) -> None:
@@ -47,11 +46,6 @@ class Router:
     def name(self) -> str:
         """Name where a sampler has one; completions carry that of their engine."""
         return "router"
-
-    @property
-    def num_engines(self) -> int:
-        """Engines that may be routed to now."""
-        return len(self._engines)
 
     def route(self, engines: Sequence[Sampler]) -> None:
         """From now on send requests to these engines alone; what is under way stays where it is."""

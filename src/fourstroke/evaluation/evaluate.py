@@ -16,7 +16,6 @@ import numpy as np
 
 from fourstroke.config import RunConfig
 from fourstroke.errors import DataError, DoesNotFitError
-from fourstroke.evaluation.lengths import length_stats
 from fourstroke.evaluation.statistics import clustered_estimate, pass_at_k
 from fourstroke.types import (
     Assignment,
@@ -176,7 +175,6 @@ def _report(
             f"evaluation {name!r}: {len(scored)} of {len(groups)} tasks have a scored episode, and an interval needs "
             f"two; {_first_failure(groups)}"
         )
-    lengths = length_stats(sampled, max_tokens=config.rollout.max_tokens)
     return EvaluationReport(
         name=name,
         version=version,
@@ -186,8 +184,8 @@ def _report(
         num_unscored=sum(isinstance(member.verdict, Unscored) for member in members),
         num_tampered=sum(isinstance(member.verdict, Tamper) for member in members),
         num_failed=len(members) - len(sampled),
-        num_truncated=lengths.num_truncated,
-        mean_tokens=lengths.mean_tokens,
+        num_truncated=sum(episode.stop is StopReason.LENGTH for episode in sampled),
+        mean_tokens=sum(episode.num_sampled_tokens for episode in sampled) / len(sampled),
         seconds=seconds,
         scores={group.draw.task_id: group.scores_G.tolist() for group in groups},
     )

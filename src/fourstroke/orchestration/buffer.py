@@ -26,13 +26,10 @@ class GroupBuffer:
         window: W, in groups.
 
     Example:
-        >>> async def empty() -> int:
-        ...     buffer = GroupBuffer(window=1)
-        ...     buffer.expect("e0000-i000000")
-        ...     await buffer.forget("e0000-i000000")
-        ...     return buffer.num_expected
-        >>> asyncio.run(empty())
-        0
+        >>> buffer = GroupBuffer(window=1)
+        >>> buffer.expect("e0000-i000000")
+        >>> await buffer.put(record)  # doctest: +SKIP
+        >>> (record,) = await buffer.take(1)  # doctest: +SKIP
     """
 
     def __init__(self, *, window: int) -> None:
@@ -41,20 +38,6 @@ class GroupBuffer:
         # Insertion order is admission order; the number is that of the admission. None stands for an unfinished group.
         self._groups: dict[str, tuple[int, GroupRecord | None]] = {}
         self._changed = asyncio.Condition()
-
-    @property
-    def num_expected(self) -> int:
-        """Groups admitted and neither taken nor forgotten."""
-        return len(self._groups)
-
-    @property
-    def num_finished(self) -> int:
-        """Groups that are finished and not taken."""
-        return sum(group is not None for _, group in self._groups.values())
-
-    def unfinished(self) -> tuple[str, ...]:
-        """Keys of the groups that are waited for, oldest first."""
-        return tuple(key for key, (_, group) in self._groups.items() if group is None)
 
     def expect(self, key: str) -> None:
         """A draw was admitted; its place in the order is now."""

@@ -33,7 +33,14 @@ from pathlib import Path
 from fourstroke.algorithms import needs_gradient
 from fourstroke.config import RunConfig
 from fourstroke.engines.fleet import Fleet
-from fourstroke.errors import ActorDiedError, DeadlineError, MismatchError, PublicationError, TooManyDropsError
+from fourstroke.errors import (
+    ActorDiedError,
+    DataError,
+    DeadlineError,
+    MismatchError,
+    PublicationError,
+    TooManyDropsError,
+)
 from fourstroke.observability import EventKind, MetricBook, Waits
 from fourstroke.observability.events import Event
 from fourstroke.orchestration import measures
@@ -123,6 +130,7 @@ class Controller:
         self._num_drops_in_a_row = 0
         # Groups that are still to be admitted; without this bound the last steps would draw what is never trained.
         self._num_wanted = (config.num_steps - start.step) * rollout.groups_per_step
+        self._num_past_to_come = len(start.past_draws)
         self.trainer_waits: tuple[Wait, ...] = ()
         self._begin_step(start.step + 1)
 
@@ -166,7 +174,13 @@ class Controller:
     def _past(self) -> Iterator[tuple[PastDraw, Task]]:
         """Draws that an earlier incarnation left, in their order."""
         tasks = {task.id: task for task in self._tasks}
-        return ((past, tasks[past.draw.task_id]) for past in self._start.past_draws)
+        for past in self._start.past_draws:
+            if past.draw.task_id not in tasks:
+                raise DataError(
+                    f"draw {past.draw.key} is of task {past.draw.task_id}, which tasks.use gives no more; give it the "
+                    "tasks again that the run began with"
+                )
+            yield past, tasks[past.draw.task_id]
 
     def _fresh(self) -> Iterator[tuple[PastDraw, Task]]:
         order = draw_order(self._tasks, seed=self._config.seed, after=self._start.cursor)
@@ -200,6 +214,7 @@ class Controller:
         draw, version = past.draw, self._parts.fleet.version.number
         self._slots.take()
         self._num_wanted -= 1
+        self._num_past_to_come -= self._is_past(draw)
         self._buffer.expect(draw.key)
         if past.stored is not None:
             self._tell(EventKind.GROUP_REUSED, group=draw.key, version=past.stored.admitted_version)
@@ -273,7 +288,7 @@ class Controller:
 
     async def _is_stale(self, group: GroupRecord, *, step: int) -> bool:
         """The second check of the bound, which never finds anything while ``slots`` is right: drop, and count."""
-        lag = step - 1 - group.admitted_version
+        lag = step - 1 - group.oldest_version
         if lag <= self._config.rollout.staleness:
             return False
         self._write_off(group.draw, reason="stale")
@@ -314,7 +329,7 @@ class Controller:
         self._book, self._rollout_span, self._num_sampled_tokens = MetricBook(step=step), measures.Span(), 0
 
     def _finish_step(self, step: int) -> None:
-        measures.add_ledger(self._book, self._parts.ledger.audit())
+        measures.add_ledger(self._book, self._parts.ledger.audit(), num_to_come=self._num_past_to_come)
         self._book.add("time/rollout_s", self._rollout_span.seconds)
         measures.add_throughput(self._book, num_tokens=self._num_sampled_tokens, seconds=self._rollout_span.seconds)
         record = self._book.record()

@@ -125,6 +125,7 @@ class Incarnations:
         checkpoints_dir: Where checkpoints lie.
         waits: Where waits outside the controller are noted.
         note: Tells a person.
+        at_step: Told of the step that each incarnation goes on from.
 
     Attributes:
         controller: That of the present incarnation, while there is one.
@@ -140,6 +141,7 @@ class Incarnations:
         checkpoints_dir: Path,
         waits: Waits,
         note: Callable[[str], None],
+        at_step: Callable[[int], None] = lambda _step: None,
     ) -> None:
         self._config = config
         self._tasks = tasks
@@ -149,6 +151,7 @@ class Incarnations:
         self._checkpoints_dir = checkpoints_dir
         self._waits = waits
         self._note = note
+        self._at_step = at_step
         self._step = 0
         self.controller: Controller | None = None
 
@@ -172,6 +175,7 @@ class Incarnations:
         config, crew = self._config, self._crew
         is_first = crew.ledger.incarnations() == ()
         self._step = step = newest_checkpoint(self._checkpoints_dir)
+        self._at_step(step)
         start = restore(crew.ledger, config, step=step, reason=reason)
         self._tell(EventKind.INCARNATION_OPENED, incarnation=start.incarnation, step=step, reason=reason)
         trainer, deadlines = crew.trainer.part, config.deadlines

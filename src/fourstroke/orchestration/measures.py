@@ -123,12 +123,19 @@ def add_update(book: MetricBook, stats: StepStats) -> None:
     book.add("train/optim/learning_rate", stats.sums["learning_rate"])
 
 
-def add_ledger(book: MetricBook, audit: Audit) -> None:
-    """The ledger's balance after the step."""
-    book.add("ledger/draws/drawn", float(audit.drawn))
+def add_ledger(book: MetricBook, audit: Audit, *, num_to_come: int) -> None:
+    """The ledger's balance after the step.
+
+    Args:
+        book: Of the step.
+        audit: The balance.
+        num_to_come: Pending draws that an earlier incarnation admitted and this one has not taken up yet: in the
+            history that led here they are still to be drawn.
+    """
+    book.add("ledger/draws/drawn", float(audit.drawn - num_to_come))
     book.add("ledger/draws/trained", float(audit.trained))
     book.add("ledger/draws/dropped", float(audit.dropped))
-    book.add("ledger/draws/pending", float(audit.pending))
+    book.add("ledger/draws/pending", float(audit.pending - num_to_come))
 
 
 def outcome_events(group: GroupRecord, *, time_s: float) -> Iterator[Event]:

@@ -14,16 +14,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
+import signal
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import ray
 from ray.exceptions import RayError, TaskCancelledError
 
 from fourstroke.config import RunConfig
-from fourstroke.errors import ActorDiedError, EngineDiedError, FourstrokeError, boundary
+from fourstroke.errors import ActorDiedError, ClusterDiedError, EngineDiedError, FourstrokeError, boundary
 from fourstroke.orchestration.actors import (
     EngineActor,
     TrainerActor,
@@ -54,6 +57,8 @@ _GRACE_S = 5.0
 # The least that Ray takes; everything of size travels by other ways.
 _OBJECT_STORE_BYTES = 80 * 2**20
 _MANY_CALLS = 100_000
+# Of Ray's processes, those that it does not survive.
+_DAEMONS = ("gcs_server", "raylet")
 
 # OpenMP threads that wait must sleep: spinning ones starve whoever else has the core (four times slower beside one busy
 # process). The others pin the kernels that deterministic runs rest on, and must stand before the libraries are loaded.
@@ -71,6 +76,13 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._daemons: dict[str, psutil.Process] = {}
+        self._is_lost = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one of Ray's own processes was found dead: nothing may be asked of it any more."""
+        return self._is_lost
 
     @property
     def folder(self) -> Path:
@@ -83,6 +95,7 @@ class Cluster:
         Raises:
             ActorDiedError: They do not start; the text says why.
         """
+        on_terminate = signal.getsignal(signal.SIGTERM)
         with boundary("Ray cannot start", ActorDiedError):
             ray.init(
                 address="local",
@@ -95,19 +108,40 @@ class Cluster:
                 # Nobody reads Ray's own record of calls, which would cost the driver a thread's work each second.
                 _system_config={"prestart_worker_first_driver": False, "task_events_report_interval_ms": 0},
             )
+        # Ray puts a handler of its own in its place, which would end the process in the middle of the event loop.
+        signal.signal(signal.SIGTERM, on_terminate)
+        children = {child.name(): child for child in psutil.Process().children()}
+        self._daemons = {name: children[name] for name in _DAEMONS if name in children}
+
+    def check_health(self) -> None:
+        """Return if Ray's own processes live.
+
+        Raises:
+            ClusterDiedError: One of them is gone; the text names it.
+        """
+        for name, daemon in self._daemons.items():
+            if not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE:
+                self._is_lost = True
+                raise ClusterDiedError(
+                    f"Ray's {name} (process {daemon.pid}) is gone, and every part of the run with it; resume the run"
+                )
 
     def stop(self) -> None:
-        """End every process of Ray and remove its folder. May be called twice."""
-        ray.shutdown()
+        """End every process of Ray and remove its folder. May be called twice. Of a lost one the guardian ends them."""
+        if not self._is_lost:
+            ray.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Handle:
     """An actor, by name: calls it, and turns its death into an error of our tree."""
 
-    def __init__(self, name: str, actor: Any, *, log_path: Path, died: type[FourstrokeError]) -> None:
+    def __init__(
+        self, name: str, actor: Any, *, log_path: Path, died: type[FourstrokeError], cluster: Cluster | None
+    ) -> None:
         self.name = name
         self.actor = actor
+        self._cluster = cluster
         self._log_path = log_path
         self._died = died
         self._process = ""
@@ -129,19 +163,22 @@ class _Handle:
             reason = str(error).strip().splitlines()[0]
             raise self._died(f"{self.name}{self._process} is gone: {reason} Its log is {self._log_path}") from error
         except asyncio.CancelledError:
-            if ray.is_initialized():  # not in a loop that ends after Ray
+            if ray.is_initialized() and not self._is_lost():  # not in a loop that ends after Ray
                 ray.cancel(reference, force=False)
             raise
 
     async def close(self) -> None:
         """Let the actor clean up, then end its process. May be called twice."""
-        if self._is_closed:
+        if self._is_closed or self._is_lost():
             return
         with contextlib.suppress(FourstrokeError, TimeoutError):
             async with asyncio.timeout(_GRACE_S):
                 await self.call("close")
         self._is_closed = True
         ray.kill(self.actor)
+
+    def _is_lost(self) -> bool:
+        return self._cluster is not None and self._cluster.is_lost
 
 
 async def _answer(reference: Awaitable[Any]) -> Any:
@@ -151,8 +188,8 @@ async def _answer(reference: Awaitable[Any]) -> Any:
 class RemoteSampler:
     """An engine actor as a worker sees it; satisfies ``types.Sampler``."""
 
-    def __init__(self, name: str, actor: Any, *, log_path: Path = Path("logs")) -> None:
-        self._handle = _Handle(name, actor, log_path=log_path, died=EngineDiedError)
+    def __init__(self, name: str, actor: Any, *, log_path: Path = Path("logs"), cluster: Cluster | None = None) -> None:
+        self._handle = _Handle(name, actor, log_path=log_path, died=EngineDiedError, cluster=cluster)
 
     @property
     def name(self) -> str:
@@ -179,19 +216,29 @@ class RayEngine(RemoteSampler):
 
     Args:
         config: The run's.
+        cluster: Where it is placed.
         model_path: Folder in Hugging Face format.
         name: Name in spans and logs.
         is_replacement: Whether it must be brought to the present weights before it serves.
         log_path: Its log.
     """
 
-    def __init__(self, config: RunConfig, *, model_path: Path, name: str, is_replacement: bool, log_path: Path) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        cluster: Cluster,
+        model_path: Path,
+        name: str,
+        is_replacement: bool,
+        log_path: Path,
+    ) -> None:
         actor = (
             ray.remote(EngineActor)
-            .options(num_cpus=0, max_concurrency=_MANY_CALLS)
+            .options(num_cpus=0, max_concurrency=_MANY_CALLS, runtime_env=_threads(config.engine.num_threads))
             .remote(config.model_dump_json(), str(model_path), name, is_replacement, str(log_path))
         )
-        super().__init__(name, actor, log_path=log_path)
+        super().__init__(name, actor, log_path=log_path, cluster=cluster)
         self._version: WeightVersion | None = None
 
     @property
@@ -233,6 +280,7 @@ class RayWorker:
 
     Args:
         config: The run's.
+        cluster: Where it is placed.
         model_path: Folder with the tokenizer.
         name: Name in logs.
         payload_dir: Where groups are stored.
@@ -244,6 +292,7 @@ class RayWorker:
         self,
         config: RunConfig,
         *,
+        cluster: Cluster,
         model_path: Path,
         name: str,
         payload_dir: Path,
@@ -263,7 +312,7 @@ class RayWorker:
                 RemoteSampler,
             )
         )
-        self._handle = _Handle(name, actor, log_path=log_path, died=ActorDiedError)
+        self._handle = _Handle(name, actor, log_path=log_path, died=ActorDiedError, cluster=cluster)
 
     @property
     def name(self) -> str:
@@ -304,6 +353,7 @@ class RayTrainer:
 
     Args:
         config: The run's.
+        cluster: Where it is placed.
         model_path: Folder in Hugging Face format.
         payload_dir: Where groups are stored.
         publication_path: File in shared memory that weights are published through.
@@ -311,15 +361,22 @@ class RayTrainer:
     """
 
     def __init__(
-        self, config: RunConfig, *, model_path: Path, payload_dir: Path, publication_path: Path, log_path: Path
+        self,
+        config: RunConfig,
+        *,
+        cluster: Cluster,
+        model_path: Path,
+        payload_dir: Path,
+        publication_path: Path,
+        log_path: Path,
     ) -> None:
         actor = (
             ray.remote(concurrency_groups={"beside": 2})(_trainer_class())  # type: ignore[call-overload]
-            .options(num_cpus=0, runtime_env={"env_vars": _TRAINER_VARIABLES})
+            .options(num_cpus=0, runtime_env=_threads(config.trainer.num_threads, **_TRAINER_VARIABLES))
             .remote(config.model_dump_json(), str(model_path), str(payload_dir), str(publication_path), str(log_path))
         )
         self._publication_path = publication_path
-        self._handle = _Handle("trainer", actor, log_path=log_path, died=ActorDiedError)
+        self._handle = _Handle("trainer", actor, log_path=log_path, died=ActorDiedError, cluster=cluster)
 
     async def start(self) -> None:
         """Start the process and load the model."""
@@ -367,6 +424,11 @@ class RayTrainer:
         """End the process and remove the shared file that it may have left."""
         await self._handle.close()
         self._publication_path.unlink(missing_ok=True)
+
+
+def _threads(num_threads: int | None, **variables: str) -> dict[str, dict[str, str]]:
+    """Ray's description of an actor's environment; without the number of threads Ray would have it be 1."""
+    return {"env_vars": {"OMP_NUM_THREADS": str(num_threads or len(os.sched_getaffinity(0))), **variables}}
 
 
 def _trainer_class() -> type[TrainerActor]:

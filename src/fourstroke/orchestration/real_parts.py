@@ -25,7 +25,10 @@ def cluster_folder(*, pid: int) -> Path:
 
 
 class RealParts:
-    """Makes the parts of ``training_run.Makers`` as Ray actors."""
+    """Makes the parts of ``training_run.Makers`` as Ray actors.
+
+    Ray is looked at before it is asked for an actor: a dead one would hold up the whole driver.
+    """
 
     def __init__(self) -> None:
         self._cluster = Cluster(cluster_folder(pid=os.getpid()))
@@ -44,8 +47,10 @@ class RealParts:
 
     def engine(self, site: Site, name: str, is_replacement: bool) -> Engine:
         """A vLLM engine."""
+        self._cluster.check_health()
         return RayEngine(
             site.config,
+            cluster=self._cluster,
             model_path=site.model_path,
             name=name,
             is_replacement=is_replacement,
@@ -54,8 +59,10 @@ class RealParts:
 
     def trainer(self, site: Site) -> Trainer:
         """The trainer of one process."""
+        self._cluster.check_health()
         return RayTrainer(
             site.config,
+            cluster=self._cluster,
             model_path=site.model_path,
             payload_dir=site.payload_dir,
             publication_path=publication_path(site.settings.shared_memory_dir, pid=os.getpid()),
@@ -64,14 +71,24 @@ class RealParts:
 
     def worker(self, site: Site, name: str) -> Worker:
         """A rollout worker."""
+        self._cluster.check_health()
         return RayWorker(
             site.config,
+            cluster=self._cluster,
             model_path=site.model_path,
             name=name,
             payload_dir=site.payload_dir,
             log_path=site.logs_dir / f"{name}.log",
             environment=site.settings.environment,
         )
+
+    def check_health(self) -> None:
+        """Return if Ray lives.
+
+        Raises:
+            ClusterDiedError: It does not; no part can be replaced.
+        """
+        self._cluster.check_health()
 
     def close(self) -> None:
         """End Ray."""

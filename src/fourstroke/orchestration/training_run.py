@@ -53,7 +53,7 @@ from fourstroke.store import (
     write_atomic,
     writing,
 )
-from fourstroke.store.checkpoints import retain
+from fourstroke.store.checkpoints import newest_checkpoint, retain
 from fourstroke.trainer.catalogue import ModelFacts, resolve_model
 from fourstroke.types import Engine, Taskset, Trainer, Worker
 
@@ -136,6 +136,12 @@ def prepare_resume(path: Path, config: RunConfig, *, settings: ProcessSettings) 
         FourstrokeError: One sentence on what is wrong and how to mend it; nothing was started.
     """
     taskset, model_path = _checked(config, settings=settings)
+    done = newest_checkpoint(RunFolder.open(path).checkpoints_dir)
+    if config.num_steps < done:
+        raise ConfigError(
+            f"num_steps = {config.num_steps} lies before step {done}, whose checkpoint the run would go on from; set "
+            "it to that or more"
+        )
     folder = RunFolder.resume(path, config)
     return PreparedRun(config=config, settings=settings, taskset=taskset, model_path=model_path, folder=folder)
 
@@ -166,6 +172,14 @@ class Makers(Protocol):
 
     def worker(self, site: Site, name: str) -> Worker:
         """A rollout worker."""
+        ...
+
+    def check_health(self) -> None:
+        """Return if whatever the parts live in is there.
+
+        Raises:
+            ClusterDiedError: It is not; no part can be replaced.
+        """
         ...
 
     def close(self) -> None:
@@ -256,7 +270,14 @@ class TrainingRun:
             fleet, workers, supervisor = crew.fleet, crew.workers, crew.supervisor
             async with started(workers, fleet, crew.trainer, waits=self._waits, timeout_s=config.deadlines.start_s):
                 self._watch = Watch(config, fleet=fleet, workers=workers, supervisor=supervisor, tell=self._tell)
-                await work_under_watch(self._work(crew), self._watch.run(), self._report_waits())
+                await work_under_watch(
+                    self._work(crew), self._watch_surroundings(), self._watch.run(), self._report_waits()
+                )
+
+    async def _watch_surroundings(self) -> None:
+        while True:
+            self._makers.check_health()
+            await asyncio.sleep(self._prepared.config.deadlines.health_s)
 
     async def _work(self, crew: Crew) -> None:
         config, folder, fleet = self._prepared.config, self._prepared.folder, crew.fleet
@@ -293,6 +314,7 @@ class TrainingRun:
             checkpoints_dir=folder.checkpoints_dir,
             waits=self._waits,
             note=self._reporter.note,
+            at_step=self._at_step,
         )
         self._phase("train", total=config.num_steps)
         started_s = asyncio.get_running_loop().time()
@@ -359,10 +381,14 @@ class TrainingRun:
         time_s = asyncio.get_running_loop().time() - self._origin_s
         self._prepared.folder.append_event(Event(kind=kind, time_s=time_s, fields=fields))
 
-    def _on_step(self, step: int, record: dict[str, float]) -> None:
+    def _at_step(self, step: int) -> None:
+        """Steps up to this one are done; an incarnation goes back to that of its checkpoint."""
         self._num_steps = step
         if self._watch is not None:
             self._watch.step = step
+
+    def _on_step(self, step: int, record: dict[str, float]) -> None:
+        self._at_step(step)
         self._prepared.folder.append_metrics(record)
         self._step_seconds.append(record["time/step_s"])
         remaining = self._prepared.config.num_steps - step

@@ -22,10 +22,10 @@ from fourstroke.orchestration.controller import Controller, Outlets, Parts
 from fourstroke.orchestration.faults import work_under_watch
 from fourstroke.orchestration.restore import restore
 from fourstroke.orchestration.supervision import Supervisor
-from fourstroke.orchestration.training_run import Site
+from fourstroke.orchestration.training_run import PreparedRun, Site
 from fourstroke.orchestration.watch import Watch
 from fourstroke.rollout import GroupRunner, RolloutWorker, WorkerPool
-from fourstroke.store import Ledger, PayloadWriter
+from fourstroke.store import Ledger, PayloadWriter, RunFolder
 from fourstroke.store.checkpoints import checkpoint_path, newest_checkpoint, retain
 from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
 from fourstroke.testing.environment import InlineGraders
@@ -90,6 +90,9 @@ class FakeParts:
 
     def open(self) -> None:
         """Nothing to start."""
+
+    def check_health(self) -> None:
+        """Always well."""
 
     def engine(self, site: Site, name: str, is_replacement: bool) -> FakeEngine:
         """A fake engine; only the first of the settings' deaths happens."""
@@ -253,6 +256,17 @@ class FakeRun:
             config, fleet=self.fleet, workers=self.workers, supervisor=self.supervisor, tell=lambda *_a, **_f: None
         )
         await work_under_watch(controller.run(), watch.run())
+
+
+def prepared_on_fakes(folder: RunFolder, config: RunConfig, *, taskset: Taskset) -> PreparedRun:
+    """What ``prepare_run`` would give, for parts that need neither a model nor much of the machine."""
+    return PreparedRun(
+        config=config,
+        settings=process_settings(),
+        taskset=taskset,
+        model_path=folder.path,
+        folder=folder,
+    )
 
 
 class SilentReporter:

@@ -477,6 +477,12 @@ class GroupRecord(Noun, frozen=True, kw_only=True):
         """Tokens that the policy sampled, over all members."""
         return sum(episode.num_sampled_tokens for episode in self.episodes)
 
+    @property
+    def oldest_version(self) -> int:
+        """The version at admission, or that of a token which is older still: from an engine that ought not to serve."""
+        sampled = (run.version for episode in self.episodes for run in episode.versions)
+        return min([self.admitted_version, *sampled])
+
 
 class RefusedGroup(Noun, frozen=True, kw_only=True):
     """Why an assignment gives no group, now or at any other attempt.

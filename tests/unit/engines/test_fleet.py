@@ -229,6 +229,7 @@ def test_an_engine_that_holds_something_else_is_refused():
 def test_a_forgotten_engine_is_ended_and_serves_no_more():
     async def scenario(scene):
         await scene.fleet.forget("vllm-0")
+        assert scene.told[-1] == ["vllm-1"]
         with pytest.raises(EngineDiedError, match="was closed"):
             await scene.made["vllm-0"].check_health()
         await scene.publish(1)
@@ -236,6 +237,20 @@ def test_a_forgotten_engine_is_ended_and_serves_no_more():
     scene = _play(scenario)
     assert scene.routable == ["vllm-1"]
     assert [engine.name for engine in scene.fleet.engines] == ["vllm-1"]
+
+
+def test_a_publication_waits_where_the_last_engine_was_forgotten():
+    """Its weights must not count as landed while nobody serves them."""
+
+    async def scenario(scene):
+        await scene.fleet.forget("vllm-0")
+        publishing = asyncio.create_task(scene.publish(1))
+        await asyncio.sleep(60)
+        assert not publishing.done()
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+
+    assert _play(scenario, count=1).told[-1] == []
 
 
 def test_close_ends_all_engines_and_may_be_called_twice():

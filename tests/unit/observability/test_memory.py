@@ -87,10 +87,11 @@ def test_a_peak_between_start_and_end_is_kept() -> None:
 
 def test_close_does_not_wait_for_the_interval_and_takes_a_last_sample() -> None:
     with MemorySampler(os.getpid(), interval_s=3600.0) as sampler:
-        held = mmap.mmap(-1, 32 * MIB)
+        held = mmap.mmap(-1, 128 * MIB)
         before = tree_pss_bytes(os.getpid())
-        held.write(b"x" * (32 * MIB))
+        held.write(b"x" * (128 * MIB))
     sampler.close()
     held.close()
-    assert sampler.peak_bytes >= before + 30 * MIB
+    # Something else of this process may be given back meanwhile.
+    assert sampler.peak_bytes >= before + 64 * MIB
     assert not [thread for thread in threading.enumerate() if thread.name == "memory-sampler"]

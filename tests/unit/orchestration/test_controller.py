@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fourstroke.config import load_config
 from fourstroke.errors import (
     ActorDiedError,
+    DataError,
     EngineDiedError,
     FourstrokeError,
     MismatchError,
@@ -282,6 +283,16 @@ def test_a_run_goes_on_from_its_checkpoint_and_trains_each_draw_once(tmp_path):
     assert groups <= {f"e{i // 6:04d}-i{i % 6:06d}" for i in range(16)}
     assert any(event.kind is EventKind.GROUP_REUSED for event in second.events)
     assert second.audit.max_lag <= 1
+
+
+def test_tasks_that_changed_between_two_lives_are_told(tmp_path):
+    first = _run(tmp_path, _config(), trainers=[FakeTrainer(dies_at_step=1)])
+    second = _run(tmp_path, _config(), taskset=FakeTaskset(num_train=1))
+
+    assert isinstance(first.error, ActorDiedError)
+    assert isinstance(second.error, DataError)
+    assert "which tasks.use gives no more" in str(second.error)
+    assert second.audit.balanced
 
 
 def test_a_late_group_is_tried_again_and_the_first_result_counts(tmp_path):

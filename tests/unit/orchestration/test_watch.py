@@ -115,7 +115,7 @@ def test_a_dead_worker_is_found_and_replaced_and_its_successor_knows_the_engines
         scene.workers["worker-1"].kill()
         await asyncio.sleep(5)
         assert scene.serving[1] == ["worker-0", "worker-2"]
-        assert scene.workers["worker-2"]._router.num_engines == 2
+        assert set(scene.workers["worker-2"]._router._engines) == {"vllm-0", "vllm-1"}
 
     scene = _play(tmp_path, scenario)
 

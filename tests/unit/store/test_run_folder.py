@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,8 +16,8 @@ import msgspec
 import pytest
 
 from fourstroke.config import RunConfig, load_config
-from fourstroke.errors import RunFolderError
-from fourstroke.observability import Event, EventKind
+from fourstroke.errors import ConfigError, RunFolderError
+from fourstroke.observability import Event, EventKind, WaitsReport
 from fourstroke.store import (
     Ledger,
     PayloadWriter,
@@ -25,10 +27,12 @@ from fourstroke.store import (
     read_events,
     read_metrics,
     read_summary,
+    read_waits,
     write_atomic,
 )
+from fourstroke.store.files import write_replacing
 from fourstroke.store.run_folder import code_digest
-from fourstroke.types import Estimate
+from fourstroke.types import Estimate, Wait
 
 NOW = datetime(2026, 11, 30, 13, 30, tzinfo=UTC)
 
@@ -256,3 +260,128 @@ def test_a_place_that_cannot_hold_runs_is_refused(tmp_path: Path) -> None:
     config = RunConfig(runs_dir=str(tmp_path / "file" / "runs"))
     with pytest.raises(RunFolderError, match=r"cannot be written \(Not a directory\); mend that or set runs_dir"):
         RunFolder.create(config, now=NOW)
+
+
+# --- resuming -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(config: RunConfig) -> Path:
+    """The folder of a run that has ended."""
+    folder = RunFolder.create(config, now=NOW)
+    folder.append_metrics({"step": 1})
+    folder.close()
+    return folder.path
+
+
+def test_a_resumed_folder_is_written_on_under_the_new_configuration(config: RunConfig, ended: Path) -> None:
+    before = RunFolder.open(ended).identity
+    longer = load_config(config, overrides=["num_steps=7"])
+
+    folder = RunFolder.resume(ended, longer)
+    folder.append_metrics({"step": 2})
+    folder.close()
+
+    assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
+    assert load_config(folder.config_path) == longer
+    after = RunFolder.open(ended).identity
+    assert after == folder.identity == msgspec.structs.replace(before, config_digest=after.config_digest)
+    assert after.config_digest == hashlib.sha256(folder.config_path.read_bytes()).hexdigest() != before.config_digest
+
+
+@pytest.mark.parametrize(
+    "override", ["num_steps=7", "checkpoint.keep=5", "deadlines.group_s=9", "supervision.max_replacements=0"]
+)
+def test_what_decides_no_number_may_change(config: RunConfig, ended: Path, override: str) -> None:
+    RunFolder.resume(ended, load_config(config, overrides=[override])).close()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("seed=4", "seed = 4 cannot change when a run is resumed, since the run began with 3;"),
+        ("rollout.staleness=1", "rollout.staleness = 1 cannot change"),
+        ("algorithm.clip_high=0.5", "algorithm.clip_high = 0.5 cannot change"),
+        ("tasks.arguments={op: add}", "tasks.arguments = {'op': 'add'} cannot change"),
+        ("name=other", "name = 'other' cannot change"),
+        ("deterministic=true", "deterministic = True cannot change"),
+    ],
+)
+def test_what_decides_numbers_may_not(config: RunConfig, ended: Path, override: str, sentence: str) -> None:
+    before = {path: path.read_bytes() for path in ended.glob("*.*")}
+
+    with pytest.raises(ConfigError) as caught:
+        RunFolder.resume(ended, load_config(config, overrides=[override]))
+
+    assert sentence in str(caught.value)
+    assert "what may change: num_steps, checkpoint, deadlines, supervision" in str(caught.value)
+    assert {path: path.read_bytes() for path in ended.glob("*.*")} == before
+    RunFolder.resume(ended, config).close()  # the lock was not kept
+
+
+def test_a_run_that_goes_on_is_not_resumed_beside_itself(config: RunConfig, ended: Path) -> None:
+    first = RunFolder.resume(ended, config)
+    with pytest.raises(RunFolderError, match=rf"^{ended} is in use by a run with process id {os.getpid()};"):
+        RunFolder.resume(ended, config)
+    first.append_metrics({"step": 2})
+    first.close()
+    RunFolder.resume(ended, config).close()
+
+
+def test_a_line_that_a_kill_tore_is_cut_off_before_the_next(config: RunConfig, ended: Path) -> None:
+    with (ended / "metrics.jsonl").open("ab") as metrics, (ended / "events.jsonl").open("ab") as events:
+        metrics.write(b'{"step":2,"train/lo')
+        events.write(b'{"kind":"fau')
+
+    folder = RunFolder.resume(ended, config)
+    folder.append_metrics({"step": 2})
+    folder.append_event(Event(kind=EventKind.FAULT, time_s=1.0, fields={}))
+    folder.close()
+
+    assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
+    assert [event.kind for event in read_events(folder.events_path)] == [EventKind.FAULT]
+
+
+def test_what_is_no_run_folder_cannot_be_resumed(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="is no run folder"):
+        RunFolder.resume(tmp_path / "missing", config)
+
+
+def test_the_last_record_of_a_step_counts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1,"x":1}\n{"step":2,"x":2}\n{"step":3,"x":3}\n{"step":2,"x":null}\n{"step":3,"y":4}\n')
+
+    first, second, third = read_metrics(path)
+
+    assert (first, third) == ({"step": 1, "x": 1}, {"step": 3, "y": 4})
+    assert second["step"] == 2
+    assert math.isnan(second["x"])
+
+
+def test_waits_are_read_as_they_were_written(config: RunConfig) -> None:
+    folder = RunFolder.create(config, now=NOW)
+    wait = Wait(part="trainer", what="a pass", waited_s=1.5, deadline_s=0.0)
+    for step in (1, 2):
+        report = WaitsReport(written_unix=1.8e9, pid=4711, phase="train", step=step, waits=(wait,))
+        folder.write_waits(report)
+    folder.close()
+
+    assert read_waits(folder.waits_path) == report
+    assert not list(folder.path.glob(".*"))
+    folder.waits_path.write_bytes(b'{"pid":')
+    with pytest.raises(RunFolderError, match="is damaged"):
+        read_waits(folder.waits_path)
+    folder.waits_path.unlink()
+    with pytest.raises(RunFolderError, match="is missing"):
+        read_waits(folder.waits_path)
+
+
+def test_a_replacing_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "waits.json"
+    write_replacing(path, b"old")
+    (tmp_path / ".waits.json.tmp").symlink_to("/dev/full")
+
+    with pytest.raises(RunFolderError, match="cannot be written, since its disk is full"):
+        write_replacing(path, b"new")
+
+    assert path.read_bytes() == b"old"

@@ -47,6 +47,17 @@ def test_another_schema_is_refused():
         decode(data, VersionRun)
 
 
+def test_one_of_two_nouns_is_told_by_its_name():
+    draw, run = Draw(epoch=0, index=1, task_id="t", seed=2), VersionRun(version=1, num_tokens=2)
+
+    assert codec.decode_either(encode(draw), Draw, VersionRun) == draw
+    assert codec.decode_either(encode(run), Draw, VersionRun) == run
+    with pytest.raises(CodecError, match="expected a VersionRun, the message holds a Group"):
+        codec.decode_either(encode(make_group([1.0])), Draw, VersionRun)
+    with pytest.raises(CodecError, match="neither Draw nor VersionRun"):
+        codec.decode_either(b"noise", Draw, VersionRun)
+
+
 @given(st.binary(max_size=200))
 def test_noise_is_refused_and_never_crashes(data):
     with pytest.raises(CodecError):
