@@ -221,18 +221,20 @@ def _run_to_end(main: Any) -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(main)
         first_s = math.inf
 
-        def stop() -> None:
+        def stop(number: int) -> None:
             nonlocal first_s
             # A signal to the whole group comes twice, once by way of the guardian.
             if loop.time() > first_s + _SAME_SIGNAL_S:
-                os._exit(130)
+                # To die of it lets the guardian see, and say how to go on.
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             if first_s == math.inf:
                 first_s = loop.time()
                 print("stopping; once more to kill", file=sys.stderr)
                 task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, stop, number)
         return await task
 
     return asyncio.run(guarded_main())
