@@ -81,7 +81,8 @@ def stop_twice(running):
     running.process.send_signal(signal.SIGINT)
     code, _, errors = running.end()
     assert code == 130
-    assert errors == f"error: stopped; go on with: fourstroke resume {running.place.run_folder()}\n"
+    folder = running.place.run_folder()
+    assert errors == f"error: the run was killed (signal 2); go on with: fourstroke resume {folder}\n"
 
 
 def kill_driver(running):
