@@ -32,13 +32,13 @@ POINTS = (
     "admission:3",
     "rollout:7",
     "grading:20",
-    "prepare:1",
+    "prepare:3",
     "backward:4",
     "optimiser:2",
     "publication:30",
     "verification:50",
-    "checkpoint:8",
-    "commit:3",
+    "checkpoint:68",
+    "commit:7",
     "shutdown:1",
 )
 
@@ -115,8 +115,8 @@ def evaluations(folder):
 @pytest.fixture(scope="module")
 def futures(make_place, larger_model):
     """Four pieces of work, two at a time."""
-    exact = {"deterministic": True, "rollout": {"staleness": 0}}
-    stale = {"num_steps": 12, "rollout": {"staleness": 2, "window": 3}}
+    exact = {"deterministic": True, "rollout": {"staleness": 0}, "checkpoint": {"every_steps": 2}}
+    stale = {"num_steps": 14, "rollout": {"staleness": 2, "window": 3}}
     work = {
         "killed": (POINTS, exact),
         "stale": (POINTS, stale),
@@ -136,14 +136,15 @@ def test_a_run_at_staleness_2_that_is_killed_at_each_point_loses_and_doubles_not
 
     folder, audit = place.run_folder(), place.audit()
     assert read_summary(folder / "summary.json").status is RunStatus.FINISHED
-    assert (audit.trained, audit.dropped, audit.pending, audit.balanced) == (48, 0, 0, True)
+    assert (audit.trained, audit.dropped, audit.pending, audit.balanced) == (56, 0, 0, True)
+    assert (audit.attempts_used, audit.attempts_pending) == (56, 0)
     assert audit.max_lag <= 2
     assert audit.incarnations == len(POINTS)  # all starts but the first, whose evaluation was killed
-    assert [record["step"] for record in read_metrics(folder / "metrics.jsonl")] == list(range(1, 13))
+    assert [record["step"] for record in read_metrics(folder / "metrics.jsonl")] == list(range(1, 15))
     # The trainer's own account: what it last read for a step is what is in the weights.
     last = place.witnessed()
     assert sorted(key for keys in last.values() for key in keys) == sorted(row[0] for row in draws_of(folder))
-    assert last == {step: [row[0] for row in draws_of(folder) if row[4] == step] for step in range(1, 13)}
+    assert last == {step: [row[0] for row in draws_of(folder) if row[4] == step] for step in range(1, 15)}
     assert any(event.kind == "group_reused" for event in read_events(folder / "events.jsonl"))
 
 
@@ -161,7 +162,7 @@ def test_deterministic_runs_agree_bit_for_bit(futures, other):
     assert evaluations(again) == evaluations(first)
     assert set(evaluations(first)) == {"before.json", "after.json"}
     assert digests(again) == digests(first)
-    assert checkpoints(first / "checkpoints") == [5, 6]
+    assert checkpoints(first / "checkpoints") == [4, 6]
 
 
 def test_the_chain_met_what_it_was_to_meet(futures):

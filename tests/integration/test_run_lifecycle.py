@@ -101,19 +101,20 @@ def kill_guardian(running):
 
 
 def kill_raylet(running):
-    running.named(r"raylet/raylet ").kill()
-    code, _, errors = running.end()
-    assert code != 0
-    assert errors.splitlines()[-1].startswith("error: ")
-    assert running.place.run_folder().name in errors
+    _kill_daemon(running, "raylet")
 
 
-def kill_gcs(running):
-    running.named(r"gcs/gcs_server ").kill()
+def kill_gcs_server(running):
+    _kill_daemon(running, "gcs_server")
+
+
+def _kill_daemon(running, name):
+    daemon = running.named(f"/{name} ")
+    daemon.kill()
     code, _, errors = running.end()
-    assert code != 0
-    assert errors.splitlines()[-1].startswith("error: ")
-    assert running.place.run_folder().name in errors
+    assert code == 5
+    (sentence,) = errors.splitlines()
+    assert sentence.startswith(f"error: Ray's {name} (process {daemon.pid}) is gone, and every part of the run with it")
 
 
 def end_and_resume(place, endings):
@@ -141,7 +142,7 @@ def test_a_run_that_is_stopped_goes_on(place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [kill_driver, kill_guardian, kill_raylet, kill_gcs])
+@pytest.mark.parametrize("ending", [kill_driver, kill_guardian, kill_raylet, kill_gcs_server])
 def test_a_run_whose_surroundings_are_killed_goes_on(place, ending):
     end_and_resume(place, [ending])
 
