@@ -10,6 +10,7 @@ as a name and a sentence, never as a pickle. Heavy libraries are imported when a
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import traceback
@@ -116,6 +117,7 @@ class EngineActor:
 
         config = RunConfig.model_validate_json(config_json)
         held = REPLACEMENT if is_replacement else CHECKPOINT
+        self._one_batch = asyncio.Lock()
         self._engine = VllmEngine(
             config.engine, Path(model_path), seed=config.seed, name=name, held=held, log_path=Path(log_path)
         )
@@ -134,7 +136,9 @@ class EngineActor:
     @_answered_async
     async def generate_together(self, requests: list[bytes]) -> list[bytes]:
         """Many requests; the completions of all of them, in order."""
-        answers = await self._engine.generate_together([decode(request, SampleRequest) for request in requests])
+        # A batch whose worker died runs on; its successor waits for it.
+        async with self._one_batch:
+            answers = await self._engine.generate_together([decode(request, SampleRequest) for request in requests])
         return [encode(completion) for answer in answers for completion in answer]
 
     @_answered_async
