@@ -36,6 +36,7 @@ ERRORS = {
     "EngineDiedError": 5,
     "ActorDiedError": 5,
     "ActorFailedError": 5,
+    "ClusterDiedError": 5,
     "PublicationError": 6,
     "MismatchError": 6,
     "DeadlineError": 7,
