@@ -1,6 +1,7 @@
 """Real runs of a tiny model by the real command, which may be sabotaged; none outlives its test."""
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from fourstroke.testing.run import tiny_model
 
 SABOTAGE = Path(__file__).parent / "sabotage"
 MARK = "SABOTAGE_MARK"
+COMPILED = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # torch's own choice
 GONE_WITHIN_S = 5.0
 START_WITHIN_S = 240.0
 
@@ -141,6 +143,8 @@ class Place:
             "PYTHONPATH": os.pathsep.join([str(SABOTAGE), *sys.path]),
             "FOURSTROKE_SHM": str(self.shared),
             "TMPDIR": str(self.temporary),
+            # Else each place would have vLLM's kernels compiled anew.
+            "TORCHINDUCTOR_CACHE_DIR": str(COMPILED),
             "SABOTAGE_LOG": str(self.log),
             "SABOTAGE_WITNESS": str(self.witness),
             MARK: mark,
