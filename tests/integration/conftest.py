@@ -106,6 +106,9 @@ class Place:
         self.shared = Path(tempfile.mkdtemp(prefix="fs-", dir="/dev/shm"))
         # Sockets lie there, and the path of a socket must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="fs-", dir="/tmp"))
+        # Else each place would have vLLM's kernels compiled anew.
+        COMPILED.mkdir(exist_ok=True)
+        (self.temporary / COMPILED.name).symlink_to(COMPILED)
         self.runs = folder / "runs"
         # Where the run's own processes see it, if that is elsewhere.
         self.run_folder_inside = None
@@ -143,8 +146,6 @@ class Place:
             "PYTHONPATH": os.pathsep.join([str(SABOTAGE), *sys.path]),
             "FOURSTROKE_SHM": str(self.shared),
             "TMPDIR": str(self.temporary),
-            # Else each place would have vLLM's kernels compiled anew.
-            "TORCHINDUCTOR_CACHE_DIR": str(COMPILED),
             "SABOTAGE_LOG": str(self.log),
             "SABOTAGE_WITNESS": str(self.witness),
             MARK: mark,
