@@ -1,6 +1,7 @@
 """Real runs of a tiny model by the real command, which may be sabotaged; none outlives its test."""
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from fourstroke.testing.run import tiny_model
 
 SABOTAGE = Path(__file__).parent / "sabotage"
 MARK = "SABOTAGE_MARK"
+COMPILED = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # torch's own choice
 GONE_WITHIN_S = 5.0
 START_WITHIN_S = 240.0
 
@@ -104,6 +106,9 @@ class Place:
         self.shared = Path(tempfile.mkdtemp(prefix="fs-", dir="/dev/shm"))
         # Sockets lie there, and the path of a socket must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="fs-", dir="/tmp"))
+        # Else each place would have vLLM's kernels compiled anew.
+        COMPILED.mkdir(exist_ok=True)
+        (self.temporary / COMPILED.name).symlink_to(COMPILED)
         self.runs = folder / "runs"
         # Where the run's own processes see it, if that is elsewhere.
         self.run_folder_inside = None

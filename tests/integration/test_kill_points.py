@@ -42,6 +42,30 @@ POINTS = (
     "shutdown:1",
 )
 
+# The long tests go through all the other points, and through each wait of the train loop, twice.
+MORE_POINTS = {
+    "ledger": (
+        *("open:1", "attempt:3", "admission-before:2", "storing:2", "receipt-before:2", "receipt:3"),
+        *("commit-before:1", "commit-after:2", "open:1"),
+    ),
+    "storage": (
+        *("checkpoint-unnamed:1", "checkpoint-named:1", "loaded:1", "loading:2", "retention:1", "verification:5"),
+        *("export:1", "exported:1", "shutdown-ray:1", "summary:1"),
+    ),
+    "trainer": tuple(
+        f"{when}-{verb}:{number}"
+        for verb in ("prepare", "forward_backward", "optim_step", "publish", "save", "flush")
+        for when in ("before", "after")
+        for number in (1, 2)
+    ),
+    "engine": tuple(
+        f"{when}-{verb}:{number}"
+        for verb in ("pause", "update_weights", "resume", "finish_step", "give_back")
+        for when in ("before", "after")
+        for number in (1, 2)
+    ),
+}
+
 
 def chain(place, points, **changes):
     """One run, killed at each point and resumed after it; the last start goes on to the end."""
@@ -173,3 +197,40 @@ def test_the_chain_met_what_it_was_to_meet(futures):
     assert all(record["train/optim/grad_norm"] > 0 for record in records)
     assert len({record["reward/grade/score_mean"] for record in records}) > 1
     assert np.unique([member[1] for member in trained_groups(folder).values()]).size > 90
+
+
+LONG = {"num_steps": 30, "evaluation": {"before": False}}
+
+
+@pytest.fixture(scope="module")
+def long_reference(make_place, larger_model):
+    place = make_place("long", model=larger_model)
+    chain(place, (), deterministic=True, rollout={"staleness": 0}, checkpoint={"every_steps": 2}, **LONG)
+    return place.run_folder()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", MORE_POINTS.values(), ids=MORE_POINTS)
+def test_deterministic_runs_agree_through_more_points(make_place, larger_model, long_reference, points):
+    place = make_place("more", model=larger_model)
+
+    chain(place, points, deterministic=True, rollout={"staleness": 0}, checkpoint={"every_steps": 2}, **LONG)
+
+    folder = place.run_folder()
+    assert draws_of(folder) == draws_of(long_reference)
+    assert trained_groups(folder) == trained_groups(long_reference)
+    assert repeating_metrics(folder) == repeating_metrics(long_reference)
+    assert evaluations(folder) == evaluations(long_reference)
+    assert digests(folder) == digests(long_reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", MORE_POINTS.values(), ids=MORE_POINTS)
+def test_runs_at_staleness_2_lose_and_double_nothing_at_more_points(make_place, larger_model, points):
+    place = make_place("more", model=larger_model)
+
+    chain(place, points, rollout={"staleness": 2, "window": 3}, **LONG)
+
+    audit, last = place.audit(), place.witnessed()
+    assert (audit.trained, audit.dropped, audit.pending, audit.balanced) == (120, 0, 0, True)
+    assert last == {step: [row[0] for row in draws_of(place.run_folder()) if row[4] == step] for step in range(1, 31)}

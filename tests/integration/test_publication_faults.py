@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -199,3 +201,36 @@ def test_the_engine_does_not_look_into_shared_memory_afterwards(harness: Harness
     after = runner.run(sample(engine))
     assert after.ids.tolist() == before.ids.tolist()
     assert after.logprobs.tolist() == before.logprobs.tolist()
+
+
+def test_a_publication_that_is_held_already_changes_nothing(harness: Harness) -> None:
+    """A fleet publishes again to all engines after a replacement; what it says must still be whole."""
+    engine, runner, number = harness.engine, harness.runner, harness.engine.version.number + 1
+    publication = harness.policy.publish(number)
+    runner.run(offer(engine, publication))
+    before = runner.run(sample(engine))
+
+    assert runner.run(offer(engine, publication)) == publication.version
+
+    after = runner.run(sample(engine))
+    assert after.ids.tolist() == before.ids.tolist()
+    assert after.logprobs.tolist() == before.logprobs.tolist()
+    assert after.versions == before.versions
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_torn_publication_stops_a_whole_run_which_then_goes_on(place: Any) -> None:
+    running = place.train(num_steps=4, variables={"SABOTAGE_TEAR": "3"})
+
+    code, _, errors = running.end()
+
+    assert code == 6
+    assert re.fullmatch(
+        r"error: publication 3: tensor \S+ arrived with digest \w+, it was published with \w+\n", errors
+    )
+    audit = place.audit()
+    assert (audit.trained, audit.balanced) == (8, True)
+    code, _, errors = place.resume().end()
+    assert code == 0, errors
+    assert place.audit().trained == 16

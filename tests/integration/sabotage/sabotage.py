@@ -6,7 +6,8 @@
 
 Variables: ``SABOTAGE_POINT`` is ``name:n``; ``SABOTAGE_LOG`` is a file that gets a line for each kill;
 ``SABOTAGE_WITNESS`` is a file that gets the groups of each batch that the trainer reads, which is a second account
-beside the ledger. Calls are counted in each process by itself.
+beside the ledger; ``SABOTAGE_TEAR`` is the number of a publication that loses a byte on its way. Calls are counted in
+each process by itself.
 """
 
 import functools
@@ -74,6 +75,8 @@ def arm():
         wanted.append((module, path, functools.partial(_deadly, at=int(number), when=when)))
     if "SABOTAGE_WITNESS" in os.environ:
         wanted.append(("fourstroke.orchestration.actors", "read_rows", _witnessed))
+    if "SABOTAGE_TEAR" in os.environ:
+        wanted.append(("fourstroke.weights.publish", "Publisher.publish", _torn))
     if wanted:
         sys.meta_path.insert(0, _Finder(wanted))
 
@@ -139,6 +142,20 @@ def _witnessed(function):
         return function(batch, payload_dir)
 
     return reading
+
+
+def _torn(function):
+    @functools.wraps(function)
+    def publishing(self, number, *arguments, **keywords):
+        publication = function(self, number, *arguments, **keywords)
+        if number == int(os.environ["SABOTAGE_TEAR"]):
+            with Path(publication.path).open("r+b") as file:
+                (first,) = file.read(1)
+                file.seek(0)
+                file.write(bytes([first ^ 1]))
+        return publication
+
+    return publishing
 
 
 def kill_driver():
