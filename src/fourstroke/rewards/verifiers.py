@@ -20,10 +20,11 @@ _RUN_CHARACTERS = frozenset("0123456789.,eE+-\u2212")
 _MAX_RUN_CHARACTERS = 4096
 
 # The sign counts only where it cannot be a minus between two terms; a separator only before exactly three digits. No
-# branch can match a prefix of another's text in two ways, and the repeated group is possessive, so time is linear.
+# branch can match a prefix of another's text in two ways, so time is linear. The repeated group is not possessive: that
+# of Python 3.11.2 matches "12,345,6789" as a whole.
 _NUMBER = re.compile(
     r"(?:(?<![\w)])[-+\u2212])?"
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3}(?![0-9]))++|[0-9]++)(?:\.[0-9]++)?|(?<![0-9.])\.[0-9]++)"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3}(?![0-9]))+|[0-9]++)(?:\.[0-9]++)?|(?<![0-9.])\.[0-9]++)"
     r"(?:[eE][-+]?[0-9]++)?"
 )
 

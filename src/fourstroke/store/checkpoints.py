@@ -61,13 +61,19 @@ def retain(folder: Path, *, keep: int) -> None:
     """
     assert keep >= 1, keep
     with writing(folder):
+        # Of a deletion that was cut short; its step may have been trained again since.
+        _delete_removed(folder)
         for step in checkpoints(folder)[:-keep]:
             path = checkpoint_path(folder, step=step)
             # Renamed first: what is half deleted must not be found under the name of a whole one.
             path.rename(path.with_name(f".{path.name}.removed"))
             sync_folder(folder)
-        for removed in folder.glob(".step-*.removed"):
-            shutil.rmtree(removed)
+        _delete_removed(folder)
+
+
+def _delete_removed(folder: Path) -> None:
+    for removed in folder.glob(".step-*.removed"):
+        shutil.rmtree(removed)
 
 
 def _whole(folder: Path) -> Iterator[tuple[int, Path]]:
