@@ -101,6 +101,7 @@ class Cluster:
                 address="local",
                 num_cpus=0,  # actors ask for none: threads are set in one place, the configuration
                 include_dashboard=False,
+                _node_ip_address="127.0.0.1",  # else it would listen on the machine's own address
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
