@@ -23,6 +23,8 @@ from fourstroke.testing.run import tiny_model
 
 SABOTAGE = Path(__file__).parent / "sabotage"
 MARK = "SABOTAGE_MARK"
+# For the processes of runs: Python imports it at their start, not pytest.
+collect_ignore = ["sabotage"]
 COMPILED = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # torch's own choice
 GONE_WITHIN_S = 5.0
 START_WITHIN_S = 240.0
