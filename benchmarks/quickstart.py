@@ -9,28 +9,13 @@ are named by ``--run FOLDER ...`` are taken as they are, so that a finished run 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from report import ROOT, report
+from report import report, run_quickstart
 
 CLAIM = "quickstart: held-out accuracy from under 0.25 to at least 0.7 in under 12 minutes of training, under 8 GB"
-
-
-def run_seed(seed: int) -> Path:
-    """The run folder of one quickstart."""
-    command = [sys.executable, "-m", "fourstroke.cli", "train", "quickstart", "--set", f"seed={seed}"]
-    print("$", " ".join(command[1:]), flush=True)
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
-    assert process.returncode == 0, process.returncode
-    return ROOT / lines[-1].strip()
 
 
 def figures_of(folder: Path) -> dict[str, Any]:
@@ -48,7 +33,7 @@ def main() -> None:
     if arguments[:1] == ["--run"]:
         runs = [figures_of(Path(folder)) for folder in arguments[1:]]
     else:
-        runs = [figures_of(run_seed(int(seed))) for seed in arguments or ("0", "1", "2")]
+        runs = [figures_of(run_quickstart(seed=int(seed))) for seed in arguments or ("0", "1", "2")]
     holds = {
         "before_under_0.25": all(run["before"]["mean"] < 0.25 for run in runs),
         "after_at_least_0.7": all(run["after"]["mean"] >= 0.7 for run in runs),

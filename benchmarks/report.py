@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,25 @@ def commit() -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", "src") else "")
+
+
+def run_quickstart(**keys: object) -> Path:
+    """The run folder of one quickstart by the real command, in a process of its own, with keys set.
+
+    A dotted key is given with two underscores: ``rollout__staleness=2``.
+    """
+    command = [sys.executable, "-m", "fourstroke.cli", "train", "quickstart"]
+    for key, value in keys.items():
+        command += ["--set", f"{key.replace('__', '.')}={value}"]
+    print("$", " ".join(command[1:]), flush=True)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    assert process.returncode == 0, process.returncode
+    return ROOT / lines[-1].strip()
 
 
 def report(claim: str, figures: dict[str, Any], *, into: str) -> None:

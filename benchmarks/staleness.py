@@ -10,7 +10,6 @@ its one-sided 95 % bound is of the t distribution over tasks. Lags are those of 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from report import ROOT, report
+from report import report, run_quickstart
 from scipy import stats
 
 from fourstroke.store import Ledger, RunFolder
@@ -26,22 +25,6 @@ from fourstroke.store import Ledger, RunFolder
 CLAIM = "quickstart at staleness 2: held-out accuracy within 0.05 of staleness 0 (one-sided 95 %), lag at most 2"
 MARGIN = 0.05
 STALENESS = (0, 2)
-
-
-def run(seed: int, staleness: int) -> Path:
-    """The run folder of one quickstart; the evaluation before training is the same for both kinds."""
-    sets = [f"seed={seed}", f"rollout.staleness={staleness}", "evaluation.before=false"]
-    command = [sys.executable, "-m", "fourstroke.cli", "train", "quickstart"]
-    command += [part for key in sets for part in ("--set", key)]
-    print("$", " ".join(command[1:]), flush=True)
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
-    assert process.returncode == 0, process.returncode
-    return ROOT / lines[-1].strip()
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
@@ -87,7 +70,12 @@ def main() -> None:
     if arguments[:1] == ["--run"]:
         folders = [Path(folder) for folder in arguments[1:]]
     else:
-        folders = [run(seed, staleness) for seed in (0, 1, 2) for staleness in STALENESS]
+        # The evaluation before training is the same for both kinds.
+        folders = [
+            run_quickstart(seed=seed, rollout__staleness=staleness, evaluation__before="false")
+            for seed in (0, 1, 2)
+            for staleness in STALENESS
+        ]
     facts = [facts_of(folder) for folder in folders]
     seeds = {staleness: sorted(f["seed"] for f in facts if f["staleness"] == staleness) for staleness in STALENESS}
     assert seeds[0] == seeds[2], seeds

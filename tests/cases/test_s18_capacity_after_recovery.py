@@ -34,7 +34,7 @@ def test_a_run_resumed_at_version_300_admits_96_groups_and_counts_on_from_300(co
     async def look(run):
         await asyncio.sleep(3600)
         audit = run.ledger.audit()
-        seen.append((audit.drawn - len(last_step), run.fleet.version.number, run.ledger.cursor()))
+        seen.append((audit.drawn - len(last_step), run.crew.fleet.version.number, run.ledger.cursor()))
         grader.may_grade.set()
 
     life = live(past, config, num_tasks=NUM_TASKS, grader=grader, meanwhile=look)

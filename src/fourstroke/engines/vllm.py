@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from fourstroke.config import EngineConfig
 from fourstroke.engines.vllm_member import Member
 from fourstroke.errors import DataError, EngineDiedError, FourstrokeError, PublicationError, boundary
+from fourstroke.observability.processes import forget_openmp
 from fourstroke.types import Completion, Publication, SampleRequest, WeightVersion, decode, encode
 
 if TYPE_CHECKING:
@@ -576,9 +577,8 @@ class VllmEngine:
         for process in self._processes:
             process.kill()
             process.join()
-            # Intel's OpenMP registers itself there, and a killed process cannot take it back.
-            for file in Path("/", "dev", "shm").glob(f"__KMP_REGISTERED_LIB_{process.pid}_*"):
-                file.unlink(missing_ok=True)
+            assert process.pid is not None, process
+            forget_openmp(process.pid)
 
     def _see_log(self) -> str:
         return f" (log: {self._log_path})" if self._log_path else ""

@@ -164,14 +164,20 @@ class Incarnations:
         reason = "the run began" if self._crew.ledger.incarnations() == () else "resumed"
         while True:
             try:
-                await self._incarnation(reason)
+                await self.run_one(reason)
             except ActorDiedError as error:
                 reason = str(error)
                 await self._replace_trainer(error)
             else:
                 return
 
-    async def _incarnation(self, reason: str) -> None:
+    async def run_one(self, reason: str) -> None:
+        """A single incarnation, begun for a reason.
+
+        Raises:
+            ActorDiedError: The trainer died, so that another incarnation must go on.
+            FourstrokeError: A fault that the policy does not survive.
+        """
         config, crew = self._config, self._crew
         is_first = crew.ledger.incarnations() == ()
         self._step = step = newest_checkpoint(self._checkpoints_dir)

@@ -50,11 +50,6 @@ class FolderLock:
         self._name_holder(pid)
         return self._descriptor
 
-    @property
-    def descriptor(self) -> int:
-        """The locked file; whoever holds a copy of it holds the lock too."""
-        return self._descriptor
-
     def close(self) -> None:
         """Let another process lock the folder. May be called twice."""
         if self._descriptor >= 0:

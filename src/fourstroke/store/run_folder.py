@@ -271,12 +271,6 @@ class RunFolder:
         return sorted(path for path in (self.path / "models").glob("step-*") if path.is_dir())
 
     @property
-    def lock_descriptor(self) -> int:
-        """Descriptor of the lock, for a process that shares it."""
-        assert self._lock is not None, f"{self.path} is open for reading"
-        return self._lock.descriptor
-
-    @property
     def waits_path(self) -> Path:
         """What each part waits for, rewritten while the run goes."""
         return self.path / "waits.json"

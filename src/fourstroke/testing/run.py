@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 
 from fourstroke.config import RunConfig, process_settings
-from fourstroke.engines.fleet import Fleet
 from fourstroke.engines.router import Router
 from fourstroke.engines.vllm import CHECKPOINT, REPLACEMENT
 from fourstroke.errors import ActorDiedError
 from fourstroke.observability import Event, Waits
-from fourstroke.orchestration.controller import Controller, Outlets, Parts
+from fourstroke.orchestration.controller import Outlets
 from fourstroke.orchestration.faults import work_under_watch
-from fourstroke.orchestration.restore import restore
+from fourstroke.orchestration.incarnations import Incarnations, assemble
 from fourstroke.orchestration.supervision import Supervisor
 from fourstroke.orchestration.training_run import PreparedRun, Site
 from fourstroke.orchestration.watch import Watch
-from fourstroke.rollout import GroupRunner, RolloutWorker, WorkerPool
+from fourstroke.rollout import GroupRunner, RolloutWorker
 from fourstroke.store import Ledger, PayloadWriter, RunFolder
-from fourstroke.store.checkpoints import checkpoint_path, newest_checkpoint, retain
+from fourstroke.store.checkpoints import checkpoint_path, retain
 from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
 from fourstroke.testing.environment import InlineGraders
 from fourstroke.testing.trainer import FakeTrainer
@@ -208,35 +207,29 @@ class FakeRun:
             payload_dir=folder / "payload",
         )
         self.ledger = Ledger(folder / "ledger.sqlite")
-        self.supervisor = Supervisor(config.supervision)
-        self.workers = WorkerPool(lambda name: parts.worker(self._site, name), count=config.rollout.num_workers)
-        self.fleet = Fleet(
-            lambda name, is_replacement: parts.engine(self._site, name, is_replacement),
-            count=config.engine.count,
-            is_fresh=self.ledger.incarnations() == (),
-            on_routable=self.workers.route,
+        self.crew = assemble(
+            config,
+            ledger=self.ledger,
+            supervisor=Supervisor(config.supervision),
+            make_engine=lambda name, is_replacement: parts.engine(self._site, name, is_replacement),
+            make_worker=lambda name: parts.worker(self._site, name),
+            make_trainer=lambda: parts.trainer(self._site),
         )
-        self.trainer = parts.trainer(self._site)
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[FakeRun]:
         """Start the parts, and end them."""
+        crew = self.crew
         with contextlib.closing(self.ledger):
             try:
-                await asyncio.gather(self.workers.start(), self.fleet.start(), self.trainer.start())
+                await asyncio.gather(crew.workers.start(), crew.fleet.start(), crew.trainer.start())
                 yield self
             finally:
-                await asyncio.gather(self.workers.close(), self.fleet.close(), self.trainer.close())
+                await asyncio.gather(crew.workers.close(), crew.fleet.close(), crew.trainer.close())
 
     async def train(self, tasks: Sequence[Task]) -> None:
         """One incarnation, under the watch."""
-        checkpoints, config = self._folder / "checkpoints", self._config
-        is_first, step = self.ledger.incarnations() == (), newest_checkpoint(checkpoints)
-        start = restore(self.ledger, config, step=step, reason="test")
-        if step:
-            await self.trainer.load(str(checkpoint_path(checkpoints, step=step)))
-        if not is_first:
-            await self.fleet.publish(lambda: self.trainer.publish(step, incarnation=start.incarnation))
+        checkpoints, config, crew = self._folder / "checkpoints", self._config, self.crew
         outlets = Outlets(
             on_step=self._on_step,
             on_event=self._on_event,
@@ -244,18 +237,19 @@ class FakeRun:
             on_checkpoint=lambda _: retain(checkpoints, keep=config.checkpoint.keep),
             origin_s=0.0,
         )
-        parts = Parts(
-            fleet=self.fleet,
-            trainer=self.trainer,
-            workers=self.workers,
-            ledger=self.ledger,
-            supervisor=self.supervisor,
+        incarnations = Incarnations(
+            config,
+            tasks=tasks,
+            crew=crew,
+            outlets=outlets,
+            checkpoints_dir=checkpoints,
+            waits=Waits("run"),
+            note=lambda _text: None,
         )
-        controller = Controller(config, tasks=tasks, parts=parts, outlets=outlets, start=start)
         watch = Watch(
-            config, fleet=self.fleet, workers=self.workers, supervisor=self.supervisor, tell=lambda *_a, **_f: None
+            config, fleet=crew.fleet, workers=crew.workers, supervisor=crew.supervisor, tell=lambda *_a, **_f: None
         )
-        await work_under_watch(controller.run(), watch.run())
+        await work_under_watch(incarnations.run_one("test"), watch.run())
 
 
 def prepared_on_fakes(folder: RunFolder, config: RunConfig, *, taskset: Taskset) -> PreparedRun:
