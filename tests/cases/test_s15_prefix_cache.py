@@ -16,7 +16,7 @@ import pytest
 
 from fourstroke.config import EngineConfig
 from fourstroke.engines.vllm import VllmEngine
-from fourstroke.testing.policy import TinyPolicy
+from fourstroke.testing.policy import TinyPolicy, until_sampled_by
 from fourstroke.testing.run import tiny_model
 from fourstroke.types import Completion, SampleRequest
 
@@ -96,7 +96,7 @@ def test_a_cached_prompt_is_computed_anew_after_an_update(harness: Harness) -> N
 def test_samples_of_one_group_that_straddle_an_update(harness: Harness) -> None:
     async def scenario() -> tuple[Completion, ...]:
         group = asyncio.create_task(harness.ask(num_samples=8, max_tokens=200, seed=5))
-        await asyncio.sleep(0.1)
+        await until_sampled_by(harness.engine, group, num_tokens=20)
         await harness.update()
         return await group
 

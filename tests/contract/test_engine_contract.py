@@ -18,7 +18,7 @@ from fourstroke.engines.vllm import VllmEngine
 from fourstroke.errors import DataError, EngineDiedError, PublicationError
 from fourstroke.testing.clock import VirtualClockLoop
 from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
-from fourstroke.testing.policy import TinyPolicy
+from fourstroke.testing.policy import TinyPolicy, until_sampled_by
 from fourstroke.testing.run import tiny_model
 from fourstroke.types import Completion, Engine, Publication, SampleRequest, StopReason, WeightVersion
 
@@ -290,16 +290,7 @@ async def until_sampled(harness: Harness, request: asyncio.Task[Any], *, num_tok
         await asyncio.sleep((num_tokens + 0.5) * TOKEN_S)
         return
     assert isinstance(harness.engine, VllmEngine)
-    llm = harness.engine._llm
-    assert llm is not None
-
-    def most() -> int:
-        states = llm.output_processor.request_states.values()
-        return max((state.detokenizer.num_output_tokens() for state in states), default=0)  # type: ignore[union-attr]
-
-    goal = most() + num_tokens
-    while most() < goal and not request.done():  # noqa: ASYNC110 (vLLM tells of nothing before a completion is whole)
-        await asyncio.sleep(0.001)
+    await until_sampled_by(harness.engine, request, num_tokens=num_tokens)
 
 
 def interrupted(harness: Harness) -> tuple[Completion, ...]:

@@ -6,14 +6,19 @@ full forward pass in fp32 by Transformers, independent of any engine.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fourstroke.types import Publication
 from fourstroke.weights.manifest import checkpoint_shapes
 from fourstroke.weights.publish import Publisher, TensorSpec
+
+if TYPE_CHECKING:
+    from fourstroke.engines.vllm import VllmEngine
 
 
 class TinyPolicy:
@@ -68,3 +73,20 @@ class TinyPolicy:
     def close(self) -> None:
         """Unlink the shared file."""
         self.publisher.close()
+
+
+async def until_sampled_by(engine: VllmEngine, request: asyncio.Task[Any], *, num_tokens: int) -> None:
+    """Wait until some completion has so many tokens more than now, or the request is done.
+
+    A fixed time is too long for one machine and too short for the next.
+    """
+    llm = engine._llm  # noqa: SLF001 (vLLM tells of nothing before a completion is whole)
+    assert llm is not None
+
+    def most() -> int:
+        states = llm.output_processor.request_states.values()
+        return max((state.detokenizer.num_output_tokens() for state in states), default=0)
+
+    goal = most() + num_tokens
+    while most() < goal and not request.done():  # noqa: ASYNC110 (as above)
+        await asyncio.sleep(0.001)
