@@ -70,7 +70,8 @@ def needs_gradient(rows: Sequence[RowRecord], *, config: AlgorithmConfig) -> tup
         config: Read for the bundle.
 
     Example:
-        >>> row = RowRecord(group="g", member=0, row=0, num_tokens=2, num_loss_tokens=1, advantage=0.0, weight=1.0)
+        >>> row = RowRecord(group="g", member=0, row=0, num_tokens=2, num_loss_tokens=1, num_shared_tokens=0,
+        ...                 advantage=0.0, weight=1.0)
         >>> needs_gradient([row], config=AlgorithmConfig.model_validate({"name": "grpo"}))
         ()
     """

@@ -116,7 +116,7 @@ class TrainerConfig(Section):
     epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient is scaled down to this global norm.")
-    microbatch_tokens: int = Field(4096, ge=1, description="Most tokens (padding included) in a micro-batch.")
+    microbatch_tokens: int = Field(4096, ge=1, description="Most tokens in a micro-batch, a shared beginning once.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads; null takes all cores.")
     max_mismatch: float | None = Field(
         None, gt=0, description="Stop when mean |log ratio| of trainer to engine passes this at a step; null: by dtype."

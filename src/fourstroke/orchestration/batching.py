@@ -17,6 +17,7 @@ import numpy as np
 from fourstroke.algorithms.advantages import group_advantages
 from fourstroke.algorithms.aggregation import token_weights
 from fourstroke.config import AlgorithmConfig
+from fourstroke.trainer.packing import shared_among
 from fourstroke.types import BatchRecord, GroupRecord, RowRecord
 
 
@@ -44,17 +45,22 @@ def build_batches(
 def _group_rows(group: GroupRecord, *, algorithm: AlgorithmConfig) -> Iterator[RowRecord]:
     """Rows of the scored members; a member without a score is in no baseline and no row. Weights come later."""
     advantages_G = group_advantages(group.scores_G, kind=algorithm.advantage)
-    for episode, advantage in zip(group.scored, advantages_G, strict=True):
-        for number, shape in enumerate(episode.rows):
-            yield RowRecord(
-                group=group.id,
-                member=episode.member,
-                row=number,
-                num_tokens=shape.num_tokens,
-                num_loss_tokens=shape.num_loss_tokens,
-                advantage=float(advantage),
-                weight=0.0,
-            )
+    advantage_of = {episode.member: float(value) for episode, value in zip(group.scored, advantages_G, strict=True)}
+    rows = [(episode.member, number, shape) for episode in group.episodes for number, shape in enumerate(episode.rows)]
+    kept = [position for position, (member, _, _) in enumerate(rows) if member in advantage_of]
+    shared = shared_among([shape.num_shared_tokens for _, _, shape in rows], kept)
+    for position, num_shared_tokens in zip(kept, shared, strict=True):
+        member, number, shape = rows[position]
+        yield RowRecord(
+            group=group.id,
+            member=member,
+            row=number,
+            num_tokens=shape.num_tokens,
+            num_loss_tokens=shape.num_loss_tokens,
+            num_shared_tokens=num_shared_tokens,
+            advantage=advantage_of[member],
+            weight=0.0,
+        )
 
 
 def _batch(

@@ -54,7 +54,7 @@ from fourstroke.orchestration.slots import Slots
 from fourstroke.orchestration.supervision import Supervisor
 from fourstroke.rollout import WorkerPool
 from fourstroke.store import Ledger
-from fourstroke.trainer.packing import plan
+from fourstroke.trainer.packing import plan, shared_among
 from fourstroke.types import BatchRecord, Draw, GroupRecord, Microbatch, Publication, StepStats, Task, Trainer, Wait
 
 
@@ -362,7 +362,8 @@ class Controller:
         """Micro-batches of the rows that can have a gradient; the others are in the counts already."""
         positions = needs_gradient(batch.rows, config=self._config.algorithm)
         lengths = [batch.rows[position].num_tokens for position in positions]
-        microbatches = plan(lengths, max_tokens=self._config.trainer.microbatch_tokens)
+        shared = shared_among([row.num_shared_tokens for row in batch.rows], positions)
+        microbatches = plan(lengths, shared=shared, max_tokens=self._config.trainer.microbatch_tokens)
         return tuple(Microbatch(rows=tuple(positions[i] for i in part.rows)) for part in microbatches)
 
     def _refuse_mismatch(self, step: int, passes: Sequence[StepStats]) -> None:

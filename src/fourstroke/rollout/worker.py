@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from fourstroke.engines.router import Router
 from fourstroke.errors import DataError
 from fourstroke.observability import Waits
 from fourstroke.rollout.runner import GroupRunner
 from fourstroke.store import PayloadWriter
-from fourstroke.tokens import episode_rows
+from fourstroke.tokens import episode_rows, num_shared
 from fourstroke.types import (
     Assignment,
+    Column,
     Engine,
     EpisodeRecord,
     GradedEpisode,
@@ -90,7 +93,7 @@ class RolloutWorker:
     def _stored(self, assignment: Assignment, group: Group) -> GroupRecord | RefusedGroup:
         """The record of a group, which is written first."""
         try:
-            episodes = tuple(_record(member) for member in group.members)
+            episodes = tuple(_records(group.members))
         except DataError as error:
             return RefusedGroup(key=group.id, reason="not_finite", detail=str(error))
         return GroupRecord(
@@ -106,18 +109,31 @@ class RolloutWorker:
         return self._payload.append(group)
 
 
-def _record(member: GradedEpisode) -> EpisodeRecord:
-    episode = member.episode
-    rows = episode_rows(episode)
-    return EpisodeRecord(
-        member=episode.member,
-        stop=episode.stop,
-        verdict=member.verdict,
-        num_sampled_tokens=episode.num_sampled_tokens,
-        versions=tuple(_version_runs(member)),
-        rows=tuple(RowShape(num_tokens=row.num_tokens, num_loss_tokens=row.num_loss_tokens) for row in rows),
-        failure=episode.messages[-1].content if episode.stop is StopReason.FAILED else "",
-    )
+def _records(members: Sequence[GradedEpisode]) -> Iterator[EpisodeRecord]:
+    """Records of a group's episodes; each row says what it shares with the row before it."""
+    before = np.zeros(0, dtype=np.int32)
+    for member in members:
+        episode = member.episode
+        shapes = []
+        for row in episode_rows(episode):
+            ids = row[Column.IDS]
+            shapes.append(
+                RowShape(
+                    num_tokens=row.num_tokens,
+                    num_loss_tokens=row.num_loss_tokens,
+                    num_shared_tokens=num_shared(before, ids),
+                )
+            )
+            before = ids
+        yield EpisodeRecord(
+            member=episode.member,
+            stop=episode.stop,
+            verdict=member.verdict,
+            num_sampled_tokens=episode.num_sampled_tokens,
+            versions=tuple(_version_runs(member)),
+            rows=tuple(shapes),
+            failure=episode.messages[-1].content if episode.stop is StopReason.FAILED else "",
+        )
 
 
 def _version_runs(member: GradedEpisode) -> Iterator[VersionRun]:

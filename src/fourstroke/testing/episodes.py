@@ -130,7 +130,11 @@ def make_record(
 
 def _episode_record(member: GradedEpisode) -> EpisodeRecord:
     prompt, reply = member.episode.spans
-    shape = RowShape(num_tokens=len(prompt.ids) + len(reply.ids), num_loss_tokens=len(reply.ids))
+    shape = RowShape(
+        num_tokens=len(prompt.ids) + len(reply.ids),
+        num_loss_tokens=len(reply.ids),
+        num_shared_tokens=len(prompt.ids) if member.episode.member else 0,
+    )
     return EpisodeRecord(
         member=member.episode.member,
         stop=member.episode.stop,

@@ -367,7 +367,7 @@ class SimulatedWorker:
             verdict=verdict,
             num_sampled_tokens=num_tokens,
             versions=completion.versions,
-            rows=(RowShape(num_tokens=num_tokens + 1, num_loss_tokens=num_tokens),),
+            rows=(RowShape(num_tokens=num_tokens + 1, num_loss_tokens=num_tokens, num_shared_tokens=0),),
             failure="",
         )
 

@@ -33,6 +33,18 @@ def episode_rows(episode: Episode) -> tuple[Trajectory, ...]:
     return tuple(rows)
 
 
+def num_shared(first: np.ndarray, second: np.ndarray) -> int:
+    """How many token ids both rows begin with.
+
+    Example:
+        >>> num_shared(np.array([5, 6, 7]), np.array([5, 6, 8, 9]))
+        2
+    """
+    shorter = min(len(first), len(second))
+    differs = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(differs[0]) if len(differs) else shorter
+
+
 def _path(spans: tuple[Span, ...], leaf: int) -> list[int]:
     path = [leaf]
     while spans[path[-1]].parent >= 0:

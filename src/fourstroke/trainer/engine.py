@@ -13,6 +13,7 @@ change them (``optim_step``, ``load``) first wait for the writer, and all others
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,10 +26,11 @@ from torch import Tensor
 from fourstroke.algorithms.inputs import LossInputs, LossOutput
 from fourstroke.config import RunConfig
 from fourstroke.errors import DataError
+from fourstroke.tokens import num_shared
 from fourstroke.trainer.checkpoint import begin_checkpoint, read_checkpoint, write_checkpoint
 from fourstroke.trainer.model import PolicyModel
 from fourstroke.trainer.optimiser import Optimiser
-from fourstroke.trainer.packing import plan
+from fourstroke.trainer.packing import assemble, plan
 from fourstroke.types import Batch, Column, Microbatch, Publication, StepStats, Trajectory
 from fourstroke.weights.publish import Publisher, TensorSpec
 
@@ -110,8 +112,13 @@ class TorchTrainer:
             DataError: A row is longer than ``trainer.microbatch_tokens``, or its first token is a loss token.
         """
         rows = list(batch.rows)
-        lengths = [row.num_tokens for row in rows]
-        for microbatch in plan(lengths, max_tokens=self._config.trainer.microbatch_tokens):
+        ids = [row[Column.IDS] for row in rows]
+        microbatches = plan(
+            [row.num_tokens for row in rows],
+            shared=[0, *itertools.starmap(num_shared, itertools.pairwise(ids))][: len(ids)],
+            max_tokens=self._config.trainer.microbatch_tokens,
+        )
+        for microbatch in microbatches:
             members = [rows[position] for position in microbatch.rows]
             logprobs_N = self._forward(members)[0].float().cpu().numpy()
             ends = np.cumsum([row.num_loss_tokens for row in members])[:-1]
@@ -243,16 +250,20 @@ class TorchTrainer:
 
     def _forward(self, rows: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] of the rows' loss tokens."""
-        width = max(row.num_tokens for row in rows)
-        ids_BT = np.zeros((len(rows), width), dtype=np.int64)
-        is_loss_BT = np.zeros((len(rows), width), dtype=np.bool_)
-        for index, row in enumerate(rows):
+        packed = assemble([row[Column.IDS] for row in rows])
+        sources, targets = [], []
+        for row, slots_T in zip(rows, packed.slots, strict=True):
+            positions_N = np.flatnonzero(row[Column.LOSS_MASK])
             if row[Column.LOSS_MASK][0]:
                 raise DataError(f"row {row.id}: its first token is a loss token, but nothing predicts it; mask it")
-            ids_BT[index, : row.num_tokens] = row[Column.IDS]
-            is_loss_BT[index, : row.num_tokens] = row[Column.LOSS_MASK]
-        ids, is_loss = (torch.from_numpy(values).to(self._model.device) for values in (ids_BT, is_loss_BT))
-        return self._model.token_logprobs(ids, is_loss, temperature=self._config.rollout.temperature)
+            sources.append(slots_T[positions_N - 1])
+            targets.append(row[Column.IDS][positions_N].astype(np.int64))
+        return self._model.token_logprobs(
+            packed,
+            np.concatenate(sources),
+            np.concatenate(targets),
+            temperature=self._config.rollout.temperature,
+        )
 
 
 def loss_inputs(rows: Sequence[Trajectory], logprobs_N: Tensor, entropy_N: Tensor) -> LossInputs:

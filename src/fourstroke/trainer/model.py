@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -24,9 +25,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from fourstroke.algorithms.inputs import masked
 from fourstroke.errors import ConfigError, ModelNotFoundError, RunFolderError
+from fourstroke.trainer import attention
+from fourstroke.trainer.attention import layout_of
 from fourstroke.trainer.head import token_logprobs
+from fourstroke.trainer.packing import Packed, assemble
 
 _STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _WEIGHT_SUFFIXES = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
@@ -53,7 +56,7 @@ class PolicyModel:
         self._tensors = _named_tensors(working)
         self._check_names()
         self.masters = self._make_masters()
-        self._check_head()
+        self._begin_packing()
 
     @classmethod
     def load(cls, path: Path, *, compute_dtype: torch.dtype, device: torch.device) -> Self:
@@ -90,30 +93,42 @@ class PolicyModel:
         """Where the model lies."""
         return next(iter(self.masters.values())).device
 
-    def token_logprobs(self, ids_BT: Tensor, is_loss_BT: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each loss token given the tokens before it.
-
-        Rows are padded on the right. A causal model never looks ahead, so no real token sees padding, and what padding
-        itself sees reaches no loss token: positions are the default ones and no mask is needed, which lets attention
-        take its fast causal path. Only positions that predict a loss token pass through the output matrix.
+    def token_logprobs(
+        self, packed: Packed, sources_N: np.ndarray, targets_N: np.ndarray, *, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of tokens, each given the tokens before it in its row.
 
         Args:
-            ids_BT: int64 token ids; any id where padded.
-            is_loss_BT: bool, true at loss tokens; never at position 0, which nothing predicts.
+            packed: The rows of a micro-batch.
+            sources_N: int64, the packed tokens that predict; only they pass through the output matrix.
+            targets_N: int64, the token ids that follow them.
             temperature: Sampling temperature.
 
         Returns:
-            Log-probabilities [N] with gradient and entropies [N] without, at the loss tokens in row order; float32.
+            Log-probabilities [N] with gradient and entropies [N] without, float32 or wider.
         """
-        assert not is_loss_BT[:, 0].any()
-        output = self._working.base_model(input_ids=ids_BT, use_cache=False)
-        predicts_BT = is_loss_BT[:, 1:]
+        sources, targets = (torch.from_numpy(values).to(self.device) for values in (sources_N, targets_N))
+        hidden_TH = self._hidden(packed)
+        # Taken up in fp32: the last token of a prompt predicts the first one of each reply, and their gradients add.
+        wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         return token_logprobs(
-            masked(output.last_hidden_state[:, :-1], predicts_BT),
+            hidden_TH.to(wide).index_select(0, sources).to(hidden_TH.dtype),
             self._working.get_output_embeddings().weight,
-            masked(ids_BT[:, 1:], predicts_BT),
+            targets,
             temperature=temperature,
         )
+
+    def _hidden(self, packed: Packed) -> Tensor:
+        """Last hidden states [T, H] of a packed micro-batch."""
+        ids_T, positions_T = (torch.from_numpy(values).to(self.device) for values in (packed.ids_T, packed.positions_T))
+        output = self._working.base_model(
+            input_ids=ids_T[None],
+            position_ids=positions_T[None],
+            use_cache=False,
+            layout=layout_of(packed.segments, device=self.device),
+        )
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -189,16 +204,31 @@ class PolicyModel:
         return masters
 
     @torch.no_grad()
-    def _check_head(self) -> None:
-        """Prove on four tokens that the logits are the output matrix times the last hidden state, and nothing more."""
-        ids_BT = torch.arange(1, 5, device=self.device)[None]
-        expected_TV = self._working(input_ids=ids_BT, use_cache=False).logits[0].float()
-        hidden_TH = self._working.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state[0]
+    def _begin_packing(self) -> None:
+        """From here on attention is that over packed rows; proved on two rows of five tokens that share three.
+
+        The logits, too, must be the output matrix times the last hidden state, and nothing more.
+        """
+        rows = [np.array([1, 2, 3, 4, 5]), np.array([1, 2, 3, 6, 7])]
+        ids_BT = torch.from_numpy(np.stack(rows)).to(self.device)
+        expected_TV = self._working(input_ids=ids_BT, use_cache=False).logits.flatten(0, 1).float()
+        self._working.set_attn_implementation(attention.NAME)
+        packed = assemble(rows)
+        try:
+            hidden_TH = self._hidden(packed)[np.concatenate(packed.slots)]
+        except ConfigError as error:
+            raise ConfigError(f"model.name = {self._path}: {error}") from error
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"model.name = {self._path}: its layers do not take rows packed into one ({error}); choose "
+                "another model"
+            ) from error
         found_TV = (hidden_TH @ self._working.get_output_embeddings().weight.T).float()
         if not torch.allclose(found_TV, expected_TV, rtol=1e-2, atol=1e-2):
             raise ConfigError(
                 f"model.name = {self._path}: its logits are not its output matrix times its last hidden state (a bias, "
-                "a scale or a soft cap comes after), which the trainer does not compute; choose another model"
+                "a scale or a soft cap comes after), or its layers mix packed rows; the trainer computes neither; "
+                "choose another model"
             )
 
 

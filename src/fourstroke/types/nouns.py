@@ -398,13 +398,19 @@ class PayloadReference(Noun, frozen=True, kw_only=True):
 class RowShape(Noun, frozen=True, kw_only=True):
     """Lengths of one training row of an episode: all that planning needs.
 
+    Attributes:
+        num_tokens: Tokens, prompt and all.
+        num_loss_tokens: Tokens that are trained on.
+        num_shared_tokens: Its first tokens that the row before it in its group begins with too; 0 for the first.
+
     Example:
-        >>> RowShape(num_tokens=38, num_loss_tokens=12).num_tokens
+        >>> RowShape(num_tokens=38, num_loss_tokens=12, num_shared_tokens=26).num_tokens
         38
     """
 
     num_tokens: int
     num_loss_tokens: int
+    num_shared_tokens: int
 
 
 class EpisodeRecord(Noun, frozen=True, kw_only=True):
@@ -423,7 +429,8 @@ class EpisodeRecord(Noun, frozen=True, kw_only=True):
         >>> verdict = Unscored(reason="timeout", detail="5 s", grader="exact@1c9d", cost_s=5.0)
         >>> EpisodeRecord(member=0, stop=StopReason.FINISHED, verdict=verdict, num_sampled_tokens=12,
         ...               versions=(VersionRun(version=3, num_tokens=12),),
-        ...               rows=(RowShape(num_tokens=38, num_loss_tokens=12),), failure="").is_scored
+        ...               rows=(RowShape(num_tokens=38, num_loss_tokens=12, num_shared_tokens=26),),
+        ...               failure="").is_scored
         False
     """
 
@@ -500,11 +507,12 @@ class RefusedGroup(Noun, frozen=True, kw_only=True):
 class RowRecord(Noun, frozen=True, kw_only=True):
     """One row of an optimiser batch: which row of which stored episode, and the two numbers that make it train.
 
-    ``advantage`` and ``weight`` hold for each loss token of the row (see ``Column.WEIGHT``).
+    ``advantage`` and ``weight`` hold for each loss token of the row (see ``Column.WEIGHT``); ``num_shared_tokens`` is
+    how many of its first tokens the row before it in the batch begins with too.
 
     Example:
-        >>> RowRecord(group="e0000-i000012", member=3, row=0, num_tokens=38, num_loss_tokens=12, advantage=0.5,
-        ...           weight=0.01).id
+        >>> RowRecord(group="e0000-i000012", member=3, row=0, num_tokens=38, num_loss_tokens=12,
+        ...           num_shared_tokens=26, advantage=0.5, weight=0.01).id
         'e0000-i000012.3/0'
     """
 
@@ -513,6 +521,7 @@ class RowRecord(Noun, frozen=True, kw_only=True):
     row: int
     num_tokens: int
     num_loss_tokens: int
+    num_shared_tokens: int
     advantage: float
     weight: float
 

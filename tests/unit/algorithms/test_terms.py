@@ -40,7 +40,14 @@ def test_unknown_bundle_is_refused_with_the_names() -> None:
 
 def row(num_loss_tokens: int, advantage: float) -> RowRecord:
     return RowRecord(
-        group="g", member=0, row=0, num_tokens=3, num_loss_tokens=num_loss_tokens, advantage=advantage, weight=0.1
+        group="g",
+        member=0,
+        row=0,
+        num_tokens=3,
+        num_loss_tokens=num_loss_tokens,
+        num_shared_tokens=0,
+        advantage=advantage,
+        weight=0.1,
     )
 
 

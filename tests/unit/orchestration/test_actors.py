@@ -67,7 +67,10 @@ def test_each_row_of_an_episode_that_forks_is_found_by_its_number(tmp_path):
     reference = writer.append(msgspec.structs.replace(plain, members=(forked, plain.members[1])))
     writer.close()
     record = make_record(plain, reference=reference)
-    shapes = (RowShape(num_tokens=3, num_loss_tokens=1), RowShape(num_tokens=4, num_loss_tokens=2))
+    shapes = (
+        RowShape(num_tokens=3, num_loss_tokens=1, num_shared_tokens=0),
+        RowShape(num_tokens=4, num_loss_tokens=2, num_shared_tokens=2),
+    )
     episodes = (msgspec.structs.replace(record.episodes[0], rows=shapes), record.episodes[1])
 
     rows = read_rows(_batch([msgspec.structs.replace(record, episodes=episodes)]), tmp_path)

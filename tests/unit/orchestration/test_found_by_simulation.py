@@ -49,7 +49,7 @@ def _record(*, num_scored):
                 verdict=verdict,
                 num_sampled_tokens=1,
                 versions=(VersionRun(version=0, num_tokens=1),),
-                rows=(RowShape(num_tokens=2, num_loss_tokens=1),),
+                rows=(RowShape(num_tokens=2, num_loss_tokens=1, num_shared_tokens=0),),
                 failure="",
             )
             for member, verdict in enumerate(verdicts)

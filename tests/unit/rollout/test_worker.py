@@ -13,7 +13,7 @@ from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
 from fourstroke.testing.environment import FakeGrader, FakeTaskset
 from fourstroke.testing.run import FakeWorker
 from fourstroke.tokens import episode_rows
-from fourstroke.types import Group, RefusedGroup, RowShape, StopReason
+from fourstroke.types import Group, RefusedGroup, StopReason
 
 SETTINGS = FakeEngineSettings(vocab_size=128, max_model_len=64)
 
@@ -53,13 +53,16 @@ def test_a_record_says_of_its_group_what_is_stored(roll, assign, tmp_path, is_to
         assert record.admitted_version == group.admitted_version == assignment.admitted_version
         for kept, member in zip(record.episodes, group.members, strict=True):
             episode = member.episode
-            rows = tuple(
-                RowShape(num_tokens=row.num_tokens, num_loss_tokens=row.num_loss_tokens)
-                for row in episode_rows(episode)
-            )
+            rows = episode_rows(episode)
+            lengths = tuple((row.num_tokens, row.num_loss_tokens) for row in rows)
             assert (kept.member, kept.stop, kept.verdict) == (episode.member, episode.stop, member.verdict)
-            assert (kept.num_sampled_tokens, kept.rows) == (episode.num_sampled_tokens, rows)
+            assert kept.num_sampled_tokens == episode.num_sampled_tokens
+            assert tuple((row.num_tokens, row.num_loss_tokens) for row in kept.rows) == lengths
             assert kept.versions == tuple(run for span in episode.spans for run in span.versions)
+    shared = [[row.num_shared_tokens for kept in record.episodes for row in kept.rows] for record in records]
+    num_prompt = len(read_payload(tmp_path, records[1].reference, Group).members[0].episode.spans[0].ids)
+    assert shared[1][0] == 0
+    assert all(number >= num_prompt for number in shared[1][1:])
     failed = records[0].episodes[1]
     assert (failed.stop, failed.rows, failed.versions) == (StopReason.FAILED, (), ())
     assert "environment 1 fails its reset, as scripted" in failed.failure

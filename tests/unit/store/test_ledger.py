@@ -40,7 +40,7 @@ def _record(index: int, *, incarnation: int = 0, attempt: int = 0, num_episodes:
             verdict=Scored(score=0.5, components={}, reason="", grader="fake", cost_s=0.0),
             num_sampled_tokens=3,
             versions=(VersionRun(version=0, num_tokens=3),),
-            rows=(RowShape(num_tokens=5, num_loss_tokens=3),),
+            rows=(RowShape(num_tokens=5, num_loss_tokens=3, num_shared_tokens=0),),
             failure="",
         )
         for member in range(num_episodes)
