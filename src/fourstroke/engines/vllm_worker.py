@@ -9,7 +9,6 @@ so nothing needs to be installed as a plugin. Imported by the driver too: import
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import multiprocessing.util
 import os
@@ -29,7 +28,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from fourstroke.observability import die_with_parent
+from fourstroke.observability import die_with_parent, give_back_heap
 from fourstroke.types import Publication, WeightVersion, decode, encode
 from fourstroke.weights.manifest import checkpoint_shapes
 from fourstroke.weights.receive import Receiver
@@ -118,7 +117,7 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         )
         self._repack_output_matrix()
         # The new weights stand beside the old until these are freed; without this the heap keeps both, and holes.
-        ctypes.CDLL(None).malloc_trim(0)
+        give_back_heap()
         self.held = publication.version
 
     def _repack_output_matrix(self) -> None:

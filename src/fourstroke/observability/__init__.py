@@ -5,7 +5,7 @@ from fourstroke.observability.events import Event, EventKind
 from fourstroke.observability.memory import MemorySampler, tree_pss_bytes
 from fourstroke.observability.metrics import METRICS, Metric, MetricBook, Reducer
 from fourstroke.observability.picture import draw_curves
-from fourstroke.observability.processes import die_with_parent
+from fourstroke.observability.processes import die_with_parent, give_back_heap
 from fourstroke.observability.terminal import LiveReporter, PlainReporter, Reporter, duration, make_reporter, printable
 from fourstroke.observability.waits import Waits, WaitsReport, describe_waits
 
@@ -26,6 +26,7 @@ __all__ = [
     "die_with_parent",
     "draw_curves",
     "duration",
+    "give_back_heap",
     "make_reporter",
     "monotonic_s",
     "printable",

@@ -51,6 +51,17 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def give_back_heap() -> None:
+    """Return the free pages of this process's heap to the kernel, those between pages in use too; see malloc_trim(3).
+
+    An allocator keeps what was freed. Where large blocks of changing sizes come and go, the holes between them grow.
+
+    Example:
+        >>> give_back_heap()
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 def forget_openmp(pid: int) -> None:
     """Remove what Intel's OpenMP registered in shared memory for a process that was killed before it could itself.
 

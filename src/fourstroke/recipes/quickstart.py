@@ -25,7 +25,7 @@ def quickstart() -> RunConfig:
             "grader": {"use": "fourstroke.rewards.verifiers:numeric", "arguments": {}},
             "rollout": {"groups_per_step": 16, "group_size": 8, "max_tokens": 24, "temperature": 1.0},
             "algorithm": {"name": "grpo"},
-            "trainer": {"learning_rate": 2e-5, "microbatch_tokens": 512},
+            "trainer": {"learning_rate": 2e-5, "microbatch_tokens": 1024},
             "engine": {"max_model_len": 128, "max_num_seqs": 128, "kv_cache_gib": 0.25},
             "evaluation": {"samples_per_task": 4, "pass_at": (1, 4)},
         }

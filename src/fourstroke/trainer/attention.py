@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from fourstroke.errors import ConfigError
@@ -65,7 +64,9 @@ def paths_of(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
 class SegmentLayout:
     """Batches of segments of like lengths, each padded to its longest within attention alone.
 
-    Padding is seen by no token, and what padding itself sees is read by none.
+    Padding is seen by no token, and what padding itself sees is read by none. All is computed in fp32, which on a CPU
+    is as fast as bfloat16 for matrices of this size, and probabilities are computed again in the backward pass, so that
+    nothing is kept but the packed queries, keys and values.
 
     Args:
         segments: The tree, as ``packing.assemble`` gives it.
@@ -77,91 +78,154 @@ class SegmentLayout:
         paths = paths_of(segments)
         keys = [np.concatenate([np.arange(segments[at].start, segments[at].stop) for at in path]) for path in paths]
 
-        def likeness(number: int) -> tuple[bool, int, int]:
-            num_queries, num_keys = segments[number].num_tokens, len(keys[number])
-            return num_queries < num_keys, num_keys.bit_length(), num_queries.bit_length()
+        def likeness(number: int) -> tuple[int, int]:
+            return len(keys[number]).bit_length(), segments[number].num_tokens.bit_length()
 
-        self._batches: list[_SegmentBatch] = []
-        places_T = np.empty(sum(segment.num_tokens for segment in segments), dtype=np.int64)
-        num_places = 0
+        self.batches: list[_SegmentBatch] = []
+        num_tokens, num_places = segments[-1].stop, 0
+        places_T = np.empty(num_tokens, dtype=np.int64)
         for _, alike in itertools.groupby(sorted(range(len(segments)), key=likeness), key=likeness):
             members = list(alike)
-            batch = _SegmentBatch([segments[at] for at in members], [keys[at] for at in members], device=device)
+            batch = _SegmentBatch(
+                [segments[at] for at in members], [keys[at] for at in members], num_tokens=num_tokens, device=device
+            )
             for row, number in enumerate(members):
                 segment, first = segments[number], num_places + row * batch.num_queries
                 places_T[segment.start : segment.stop] = np.arange(first, first + segment.num_tokens)
             num_places += len(members) * batch.num_queries
-            self._batches.append(batch)
-        self._places = torch.from_numpy(places_T).to(device)
+            self.batches.append(batch)
+        # Of each packed token, its place among the queries of all batches, padding included.
+        self.places = torch.from_numpy(places_T).to(device)
+        self.keys = torch.cat([batch.keys for batch in self.batches])
 
     def attend(
         self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
         """Attention [T, H, D]. The gradient of a key that many segments see is added up in fp32."""
-        wide = torch.promote_types(key_TKD.dtype, torch.float32)
-        key_TKD, value_TKD = key_TKD.to(wide), value_TKD.to(wide)
-        parts = [batch.attend(query_THD, key_TKD, value_TKD, scale=scale, window=window) for batch in self._batches]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).index_select(0, self._places)
+        scale = query_THD.shape[-1] ** -0.5 if scale is None else scale
+        attended: Tensor = _SegmentAttention.apply(query_THD, key_TKD, value_TKD, self, scale, window)  # type: ignore[no-untyped-call]
+        return attended
 
 
 class _SegmentBatch:
-    """Segments that attend together. ``keys`` gives the packed tokens of each one's path, itself included."""
+    """S segments that attend together.
 
-    def __init__(self, segments: Sequence[Segment], keys: Sequence[np.ndarray], *, device: torch.device) -> None:
+    Attributes:
+        num_queries: Of the longest segment (Q).
+        queries: int64 [S * Q], which packed token each query is; padding is one past the last, where zeros are put.
+        keys: int64 [S * L], the same of the keys: each segment's path, itself included, L the longest; padding is 0.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], keys: Sequence[np.ndarray], *, num_tokens: int, device: torch.device
+    ) -> None:
         num_queries_S = np.array([segment.num_tokens for segment in segments])
         self._num_keys_S = np.array([len(seen) for seen in keys])
         self._num_before_S = self._num_keys_S - num_queries_S
-        self.num_queries = int(num_queries_S.max())
         self._device = device
-        self._masks: dict[int | None, Tensor | None] = {}
-        queries_SQ = np.zeros((len(segments), self.num_queries), dtype=np.int64)
-        keys_SK = np.zeros((len(segments), self._num_keys_S.max()), dtype=np.int64)
+        self._hidden: dict[int | None, Tensor] = {}
+        self.num_queries = int(num_queries_S.max())
+        queries_SQ = np.full((len(segments), self.num_queries), num_tokens, dtype=np.int64)
+        keys_SL = np.zeros((len(segments), self._num_keys_S.max()), dtype=np.int64)
         for row, (segment, seen) in enumerate(zip(segments, keys, strict=True)):
             queries_SQ[row, : segment.num_tokens] = np.arange(segment.start, segment.stop)
-            keys_SK[row, : len(seen)] = seen
-        self._queries_SQ, self._keys_SK = (torch.from_numpy(each).to(device) for each in (queries_SQ, keys_SK))
+            keys_SL[row, : len(seen)] = seen
+        self.queries, self.keys = (torch.from_numpy(each.ravel()).to(device) for each in (queries_SQ, keys_SL))
 
-    def attend(
-        self, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, *, scale: float | None, window: int | None
+    def probabilities(self, query: Tensor, key: Tensor, window: int | None) -> Tensor:
+        """Softmax of the scores [S * K, G * Q, L], for queries that are scaled already; both as :meth:`taken` gives."""
+        scores = torch.bmm(query, key.mT)
+        hidden_S11QL = self._hidden_from(window, num_keys=key.shape[1])
+        scores.view(
+            len(self._num_keys_S), -1, query.shape[1] // self.num_queries, *hidden_S11QL.shape[-2:]
+        ).masked_fill_(hidden_S11QL, -torch.inf)
+        return scores.softmax(-1)
+
+    def taken(self, values_TKD: Tensor, places: Tensor, *, num_groups: int, dtype: torch.dtype) -> Tensor:
+        """Values of K * G heads at the places of S segments, as [S * K, G * places each, D], in ``dtype``."""
+        num_segments, (_, num_heads, width) = len(self._num_keys_S), values_TKD.shape
+        taken = values_TKD.flatten(1).index_select(0, places).to(dtype)
+        by_head = taken.view(num_segments, -1, num_heads // num_groups, num_groups, width).permute(0, 2, 3, 1, 4)
+        return by_head.reshape(num_segments * (num_heads // num_groups), -1, width)
+
+    def given(self, values: Tensor, *, num_groups: int, num_heads: int) -> Tensor:
+        """The reverse of :meth:`taken`: [S * places each, K * G, D]."""
+        num_segments, width = len(self._num_keys_S), values.shape[-1]
+        by_head = values.view(num_segments, num_heads // num_groups, num_groups, -1, width)
+        return by_head.permute(0, 3, 1, 2, 4).reshape(-1, num_heads, width)
+
+    def _hidden_from(self, window: int | None, *, num_keys: int) -> Tensor:
+        """Booleans [S, 1, 1, Q, L]: which keys each query does not see."""
+        if window not in self._hidden:
+            # A key's place on the path is its position in the row, and a query's is behind all that come before.
+            key_L = np.arange(num_keys)
+            query_SQ1 = (self._num_before_S[:, None] + np.arange(self.num_queries))[:, :, None]
+            num_keys_S11 = self._num_keys_S[:, None, None]
+            hidden_SQL = (key_L > query_SQ1) | (key_L >= num_keys_S11)
+            if window is not None:
+                # A padded query may lie behind every window; it must see something, for a softmax of nothing is NaN.
+                hidden_SQL |= (key_L <= query_SQ1 - window) & (query_SQ1 < num_keys_S11)
+            self._hidden[window] = torch.from_numpy(hidden_SQL[:, None, None]).to(self._device)
+        return self._hidden[window]
+
+
+class _SegmentAttention(torch.autograd.Function):
+    """With p = softmax(q k') and o = p v: dv = p' do, ds = p (do v' - rowsum(p do v')), dq = ds k, dk = ds' q."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_THD: Tensor,
+        key_TKD: Tensor,
+        value_TKD: Tensor,
+        layout: SegmentLayout,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
-        """Attention of the queries, padding included: [S * Q, H, D]."""
-        dtype, mask = query_THD.dtype, self._mask(window)
-        attended_SHQD = scaled_dot_product_attention(
-            _taken(query_THD, self._queries_SQ, dtype=dtype),
-            _taken(key_TKD, self._keys_SK, dtype=dtype),
-            _taken(value_TKD, self._keys_SK, dtype=dtype),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=query_THD.shape[1] != key_TKD.shape[1],
-        )
-        return attended_SHQD.transpose(1, 2).flatten(0, 1)
+        ctx.save_for_backward(query_THD, key_TKD, value_TKD)
+        ctx.layout, ctx.scale, ctx.window = layout, scale, window
+        wide = torch.promote_types(query_THD.dtype, torch.float32)
+        num_heads, num_groups = query_THD.shape[1], query_THD.shape[1] // key_TKD.shape[1]
+        parts = []
+        for batch in layout.batches:
+            query = batch.taken(_with_zeros(query_THD), batch.queries, num_groups=num_groups, dtype=wide).mul_(scale)
+            key, value = (batch.taken(each, batch.keys, num_groups=1, dtype=wide) for each in (key_TKD, value_TKD))
+            attended = torch.bmm(batch.probabilities(query, key, window), value)
+            parts.append(batch.given(attended, num_groups=num_groups, num_heads=num_heads))
+        return torch.cat(parts).index_select(0, layout.places).to(query_THD.dtype)
 
-    def _mask(self, window: int | None) -> Tensor | None:
-        """Booleans [S, 1, Q, K], or none where plain causal order is right: for whole rows, padded at their ends."""
-        if window not in self._masks:
-            num_keys = self._keys_SK.shape[1]
-            is_plain = not self._num_before_S.any() and (window is None or window >= num_keys)
-            self._masks[window] = None if is_plain else torch.from_numpy(self._sees(num_keys, window)).to(self._device)
-        return self._masks[window]
+    @staticmethod
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
+        query_THD, key_TKD, value_TKD = ctx.saved_tensors
+        layout, scale = ctx.layout, ctx.scale
+        wide = torch.promote_types(query_THD.dtype, torch.float32)
+        num_heads, num_key_heads, width = query_THD.shape[1], key_TKD.shape[1], key_TKD.shape[2]
+        num_groups = num_heads // num_key_heads
+        query_parts, key_parts = [], []
+        for batch in layout.batches:
+            query = batch.taken(_with_zeros(query_THD), batch.queries, num_groups=num_groups, dtype=wide).mul_(scale)
+            key, value = (batch.taken(each, batch.keys, num_groups=1, dtype=wide) for each in (key_TKD, value_TKD))
+            grad = batch.taken(_with_zeros(grad_THD), batch.queries, num_groups=num_groups, dtype=wide)
+            probabilities = batch.probabilities(query, key, ctx.window)
+            grad_value = torch.bmm(probabilities.mT, grad)
+            grad_scores = torch.bmm(grad, value.mT).mul_(probabilities)
+            grad_scores.sub_(probabilities.mul_(grad_scores.sum(-1, keepdim=True)))
+            grad_query = torch.bmm(grad_scores, key).mul_(scale)
+            query_parts.append(batch.given(grad_query, num_groups=num_groups, num_heads=num_heads))
+            both = (torch.bmm(grad_scores.mT, query), grad_value)
+            key_parts.append(
+                torch.cat([batch.given(each, num_groups=1, num_heads=num_key_heads).flatten(1) for each in both], -1)
+            )
+        grad_query_THD = torch.cat(query_parts).index_select(0, layout.places)
+        grad_both = grad_query_THD.new_zeros(len(key_TKD), 2 * num_key_heads * width)
+        grad_both.index_add_(0, layout.keys, torch.cat(key_parts))
+        grad_key, grad_value = grad_both.to(key_TKD.dtype).view(-1, 2, num_key_heads, width).unbind(1)
+        return grad_query_THD.to(query_THD.dtype), grad_key, grad_value, None, None, None
 
-    def _sees(self, num_keys: int, window: int | None) -> np.ndarray:
-        # A key's place on the path is its position in the row, and a query's is behind all that come before.
-        key_K = np.arange(num_keys)
-        query_SQ1 = (self._num_before_S[:, None] + np.arange(self.num_queries))[:, :, None]
-        sees_SQK = (key_K <= query_SQ1) & (key_K < self._num_keys_S[:, None, None])
-        if window is not None:
-            # A padded query may lie behind every window; it must see something, for a softmax over nothing is NaN.
-            is_real_SQ1 = query_SQ1 < self._num_keys_S[:, None, None]
-            sees_SQK &= (key_K > query_SQ1 - window) | ~is_real_SQ1
-        sees_S1QK: np.ndarray = sees_SQK[:, None]
-        return sees_S1QK
 
-
-def _taken(values: Tensor, places_SL: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Values [T, heads, D] at the places, as [S, heads, L, D]."""
-    taken_NHD = values.index_select(0, places_SL.flatten()).to(dtype)
-    return taken_NHD.view(*places_SL.shape, *values.shape[1:]).transpose(1, 2)
+def _with_zeros(values_THD: Tensor) -> Tensor:
+    """One more token, of zeros, for what is padding among queries."""
+    return torch.cat([values_THD, values_THD.new_zeros(1, *values_THD.shape[1:])])
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

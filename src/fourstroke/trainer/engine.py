@@ -26,6 +26,7 @@ from torch import Tensor
 from fourstroke.algorithms.inputs import LossInputs, LossOutput
 from fourstroke.config import RunConfig
 from fourstroke.errors import DataError
+from fourstroke.observability import give_back_heap
 from fourstroke.tokens import num_shared
 from fourstroke.trainer.checkpoint import begin_checkpoint, read_checkpoint, write_checkpoint
 from fourstroke.trainer.model import PolicyModel
@@ -169,6 +170,7 @@ class TorchTrainer:
         self._is_between_steps = True
         grad_norm, learning_rate = self._optimiser.step(name=f"step {self._step}")
         self._model.refresh()
+        give_back_heap()
         return StepStats(sums={"grad_norm": grad_norm, "learning_rate": learning_rate}, num_tokens=0)
 
     def publish(self, number: int, *, incarnation: int) -> Publication:
