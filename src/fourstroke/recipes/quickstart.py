@@ -15,7 +15,7 @@ def quickstart() -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "quickstart",
-            "num_steps": 32,
+            "num_steps": 40,
             "model": {"name": "smollm2-135m-instruct"},
             "tasks": {
                 "use": "fourstroke.environments.arithmetic:arithmetic",
