@@ -42,6 +42,10 @@ POINTS = (
     "shutdown:1",
 )
 
+# Of these at staleness 2; the long tests go through all twelve.
+STALE_POINTS = ("grading:20", "optimiser:2", "commit:7")
+STALE = {"num_steps": 14, "rollout": {"staleness": 2, "window": 3}}
+
 # The long tests go through all the other points, and through each wait of the train loop, twice.
 MORE_POINTS = {
     "ledger": (
@@ -140,10 +144,9 @@ def evaluations(folder):
 def futures(make_place, larger_model):
     """Four pieces of work, two at a time."""
     exact = {"deterministic": True, "rollout": {"staleness": 0}, "checkpoint": {"every_steps": 2}}
-    stale = {"num_steps": 14, "rollout": {"staleness": 2, "window": 3}}
     work = {
         "killed": (POINTS, exact),
-        "stale": (POINTS, stale),
+        "stale": (STALE_POINTS, STALE),
         "first": ((), exact),
         "second": ((), exact),
     }
@@ -155,21 +158,33 @@ def futures(make_place, larger_model):
     pool.shutdown()
 
 
-def test_a_run_at_staleness_2_that_is_killed_at_each_point_loses_and_doubles_nothing(futures):
-    place = futures["stale"].result()
-
+def check_stale(place, *, num_incarnations):
+    """Every draw of 14 steps is trained once, by the ledger and by the trainer's own account."""
     folder, audit = place.run_folder(), place.audit()
     assert read_summary(folder / "summary.json").status is RunStatus.FINISHED
     assert (audit.trained, audit.dropped, audit.pending, audit.balanced) == (56, 0, 0, True)
     assert (audit.attempts_used, audit.attempts_pending) == (56, 0)
     assert audit.max_lag <= 2
-    assert audit.incarnations == len(POINTS)  # all starts but the first, whose evaluation was killed
+    assert audit.incarnations == num_incarnations
     assert [record["step"] for record in read_metrics(folder / "metrics.jsonl")] == list(range(1, 15))
-    # The trainer's own account: what it last read for a step is what is in the weights.
+    # What the trainer last read for a step is what is in the weights.
     last = place.witnessed()
     assert sorted(key for keys in last.values() for key in keys) == sorted(row[0] for row in draws_of(folder))
     assert last == {step: [row[0] for row in draws_of(folder) if row[4] == step] for step in range(1, 15)}
     assert any(event.kind == "group_reused" for event in read_events(folder / "events.jsonl"))
+
+
+def test_a_run_at_staleness_2_that_is_killed_loses_and_doubles_nothing(futures):
+    check_stale(futures["stale"].result(), num_incarnations=len(STALE_POINTS) + 1)
+
+
+@pytest.mark.slow
+def test_a_run_at_staleness_2_that_is_killed_at_each_point_loses_and_doubles_nothing(make_place, larger_model):
+    place = make_place("stale-all", model=larger_model)
+
+    chain(place, POINTS, **STALE)
+
+    check_stale(place, num_incarnations=len(POINTS))  # all starts but the first, whose evaluation was killed
 
 
 @pytest.mark.parametrize("other", ["second", "killed"])
