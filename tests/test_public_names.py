@@ -16,7 +16,7 @@ import fourstroke.types
 from fourstroke.cli import app
 
 TYPES = """
-    Assignment Batch BatchRecord Column Completion Draw Engine Environment Episode EpisodeRecord Estimate
+    Assignment Batch BatchRecord Column Canary Completion Draw Engine Environment Episode EpisodeRecord Estimate
     GradedEpisode Grader Group GroupRecord MaskReason Message Microbatch Observation PayloadReference Publication
     RefusedGroup RowRecord RowShape SampleRequest Sampler Scored Span StepStats StopReason Tamper Task Taskset
     TensorEntry Timings ToolCall Trainer Trajectory Unscored Verdict VersionRun Wait WeightVersion Worker decode

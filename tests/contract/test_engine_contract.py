@@ -20,7 +20,7 @@ from fourstroke.testing.clock import VirtualClockLoop
 from fourstroke.testing.engine import FakeEngine, FakeEngineSettings
 from fourstroke.testing.policy import TinyPolicy, until_sampled_by
 from fourstroke.testing.run import tiny_model
-from fourstroke.types import Completion, Engine, Publication, SampleRequest, StopReason, WeightVersion
+from fourstroke.types import Canary, Completion, Engine, Publication, SampleRequest, StopReason, WeightVersion
 
 # Third parties' warnings while vLLM is imported, 2026-11-30.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
@@ -261,6 +261,41 @@ def test_a_paused_engine_holds_requests_until_it_resumes(harness: Harness) -> No
     assert harness.run(scenario()) == (False, 4)
 
 
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_fixed_tokens_are_scored_under_the_weights_that_are_held(harness: Harness, is_paused: bool) -> None:
+    ids_BT = np.array([[72, 105, 33, 32, 9, 9], [1, 2, 3, 4, 5, 6]], dtype=np.int32)
+
+    async def scenario() -> list[Canary]:
+        if is_paused:
+            await harness.engine.pause()
+        found = [await harness.engine.score(ids_BT)]
+        if is_paused:
+            await harness.engine.resume()
+        return found
+
+    for expectation in range(2):
+        if expectation:
+            harness.run(update(harness))
+        (found,) = harness.run(scenario())
+        np.testing.assert_array_equal(found.ids_BT, ids_BT)
+        assert found.logprobs_BT.dtype == np.float32
+        for row, logprobs in zip(ids_BT.tolist(), found.logprobs_BT, strict=True):
+            expected = harness.expected(row[:1], row[1:], temperature=1.0)
+            np.testing.assert_allclose(logprobs, expected, atol=harness.log_probability_tolerance)
+
+
+def test_scoring_beside_requests_changes_none_of_them(harness: Harness) -> None:
+    async def scenario() -> tuple[Completion, ...]:
+        request = begun(harness)
+        await until_sampled(harness, request, num_tokens=20)
+        await harness.engine.score(np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int32))
+        return await request
+
+    for completion in harness.run(scenario()):
+        expected = harness.expected(UNDER_WAY, completion.ids.tolist(), temperature=1.0)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=harness.log_probability_tolerance)
+
+
 def test_an_update_changes_version_and_distribution(harness: Harness) -> None:
     prompt = list(b"the same prompt before and after")
     before = harness.run(harness.engine.generate(make_request(prompt, num_samples=1)))[0]
@@ -277,10 +312,12 @@ def test_an_update_changes_version_and_distribution(harness: Harness) -> None:
     assert np.abs(before.logprobs - stale).max() > 10 * harness.log_probability_tolerance
 
 
+UNDER_WAY = list(b"a prompt that is under way when the weights change")
+
+
 def begun(harness: Harness, *, num_samples: int = 8) -> asyncio.Task[tuple[Completion, ...]]:
     """A request of many tokens, under way."""
-    prompt = list(b"a prompt that is under way when the weights change")
-    request = make_request(prompt, num_samples=num_samples, max_tokens=190)
+    request = make_request(UNDER_WAY, num_samples=num_samples, max_tokens=190)
     return asyncio.get_running_loop().create_task(harness.engine.generate(request))
 
 

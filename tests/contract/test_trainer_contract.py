@@ -141,6 +141,20 @@ def test_a_step_moves_the_weights_and_is_published_in_order(make_trainer, batch)
     assert first.version.digest != second.version.digest
 
 
+def test_a_canary_is_of_the_present_weights_and_the_same_each_time(make_trainer, batch):
+    async def scenario(trainer):
+        before, again = await trainer.canary(), await trainer.canary()
+        await _train(trainer, batch)
+        return before, again, await trainer.canary()
+
+    before, again, after = _play(make_trainer(), scenario)
+
+    assert before.logprobs_BT.tobytes() == again.logprobs_BT.tobytes()
+    assert before.ids_BT.tolist() == after.ids_BT.tolist()
+    assert before.logprobs_BT.shape == (before.num_rows, max(0, before.ids_BT.shape[1] - 1))
+    assert before.num_rows == 0 or before.logprobs_BT.tobytes() != after.logprobs_BT.tobytes()
+
+
 def test_micro_batches_add_up(make_trainer, batch):
     async def scenario(trainer):
         await trainer.prepare(batch)

@@ -13,13 +13,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
-from fourstroke.config import EngineConfig
+from fourstroke.config import EngineConfig, load_config
 from fourstroke.engines.vllm import VllmEngine
-from fourstroke.errors import PublicationError
+from fourstroke.errors import MismatchError, PublicationError
+from fourstroke.orchestration.canary import CanaryWatch
 from fourstroke.testing.policy import TinyPolicy
 from fourstroke.testing.run import tiny_model
-from fourstroke.types import Completion, Publication, SampleRequest, TensorEntry, WeightVersion
+from fourstroke.types import Canary, Completion, Publication, SampleRequest, TensorEntry, WeightVersion
 from fourstroke.weights.manifest import version_digest
 
 pytestmark = [
@@ -186,6 +188,81 @@ def test_after_a_fault_a_good_publication_lands(harness: Harness) -> None:
     completion = runner.run(sample(engine))
     expected = harness.policy.logprobs([5, 6, 7], completion.ids.tolist(), temperature=1.0)
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+# --- what arrives whole and is wrong: the canary's to find -----------------------------------------------------------
+
+
+class Mistaken:
+    """A trainer that writes other weights than it computes with, under digests that fit them."""
+
+    def __init__(self, policy: TinyPolicy, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        self._policy, self._change = policy, change
+
+    async def canary(self) -> Canary:
+        ids_BT = np.array([[5, 6, 7, 8, 9, 10], [200, 100, 50, 25, 12, 6]], dtype=np.int32)
+        rows = [self._policy.logprobs(row[:1], row[1:], temperature=1.0) for row in ids_BT.tolist()]
+        return Canary(ids_BT=ids_BT, logprobs_BT=np.stack(rows).astype(np.float32))
+
+    def publish(self, number: int) -> Publication:
+        weights = {name: tensor.clone() for name, tensor in self._policy.model.state_dict().items()}
+        self._change(weights)
+        tensors = ((name, weights[name]) for name in self._policy.shapes)
+        return self._policy.publisher.publish(number, tensors, incarnation=0)
+
+
+def nothing(_: dict[str, torch.Tensor]) -> None:
+    """As it should be."""
+
+
+def swapped_layers(weights: dict[str, torch.Tensor]) -> None:
+    weights[UP], weights[DOWN] = weights[DOWN], weights[UP]
+
+
+def zeroed(weights: dict[str, torch.Tensor]) -> None:
+    weights[UP].zero_()
+
+
+def transposed(weights: dict[str, torch.Tensor]) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights[name] = weights[name].T.contiguous()
+
+
+def scaled(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"] *= 1.01
+
+
+def noisy(weights: dict[str, torch.Tensor]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for tensor in weights.values():
+        tensor += 1e-3 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+
+
+@pytest.mark.parametrize(
+    "change", [nothing, swapped_layers, zeroed, transposed, scaled, noisy], ids=lambda f: f.__name__
+)
+def test_weights_that_arrive_whole_and_are_others_are_found(
+    harness: Harness, change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    watch = CanaryWatch(load_config({"engine": {"dtype": "float32"}, "trainer": {"compute_dtype": "float32"}}))
+    engine, policy, number = harness.engine, harness.policy, harness.engine.version.number + 1
+    trainer: Any = Mistaken(policy, change)
+
+    async def scenario() -> None:
+        await offer(engine, Mistaken(policy, nothing).publish(number))
+        await watch.measure_floor(trainer, [engine])
+        policy.nudge(number)
+        assert await offer(engine, trainer.publish(number + 1)) == engine.version
+        await watch.expect(trainer)
+        await watch.prove(engine)
+
+    if change is nothing:
+        harness.runner.run(scenario())
+        assert watch.reading is not None
+        assert watch.reading < 3e-5
+    else:
+        with pytest.raises(MismatchError, match=r"^vllm-0 took weights .* whole and computes with others"):
+            harness.runner.run(scenario())
 
 
 def test_the_engine_does_not_look_into_shared_memory_afterwards(harness: Harness) -> None:

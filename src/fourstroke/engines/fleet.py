@@ -19,6 +19,7 @@ from fourstroke.types import Engine, Publication, WeightVersion
 
 MakeEngine = Callable[[str, bool], Engine]
 OnRoutable = Callable[[Sequence[Engine]], Awaitable[None]]
+Prove = Callable[[Engine], Awaitable[None]]
 
 
 class Fleet:
@@ -30,15 +31,20 @@ class Fleet:
         count: Number of engines.
         is_fresh: Whether the checkpoint that engines start from is the run's version 0.
         on_routable: Told of the engines that may be routed to, each time that they change.
+        prove: Returns if an engine that has loaded a publication, and is still paused, computes what it must; without
+            it, that it says to hold the publication is enough.
 
     Example:
-        >>> fleet = Fleet(make, count=2, is_fresh=True, on_routable=worker.route)  # doctest: +SKIP
+        >>> fleet = Fleet(make, count=2, is_fresh=True, on_routable=worker.route, prove=prove)  # doctest: +SKIP
         >>> await fleet.start()  # doctest: +SKIP
         >>> await fleet.publish(lambda: trainer.publish(1, incarnation=0))  # doctest: +SKIP
     """
 
-    def __init__(self, make: MakeEngine, *, count: int, is_fresh: bool, on_routable: OnRoutable) -> None:
+    def __init__(
+        self, make: MakeEngine, *, count: int, is_fresh: bool, on_routable: OnRoutable, prove: Prove | None = None
+    ) -> None:
         self._make = make
+        self._prove = prove
         self._on_routable = on_routable
         self._is_fresh = is_fresh
         self._engines = {name: make(name, not is_fresh) for name in (f"vllm-{number}" for number in range(count))}
@@ -57,6 +63,11 @@ class Fleet:
         """The weights that a request admitted now is sampled under."""
         assert self._version is not None, "no weights have landed yet"
         return self._version
+
+    @property
+    def has_published(self) -> bool:
+        """Whether weights were ever sent, so that engines may hold others than they started with."""
+        return self._has_published
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -93,6 +104,7 @@ class Fleet:
 
         Raises:
             PublicationError: An engine refused it, or says that it holds something else.
+            MismatchError: An engine computes otherwise than the trainer.
         """
         async with self._landing:
             self._has_published, self._publication = True, None
@@ -170,11 +182,13 @@ class Fleet:
         try:
             await engine.pause()
             held = await engine.update_weights(publication)
+            if held != publication.version:
+                raise PublicationError(f"{engine.name} was sent version {publication.version} and holds {held}")
+            if self._prove is not None:
+                await self._prove(engine)
             await engine.resume()
         except EngineDiedError:
             return False
-        if held != publication.version:
-            raise PublicationError(f"{engine.name} was sent version {publication.version} and holds {held}")
         return True
 
     async def _tell(self) -> None:

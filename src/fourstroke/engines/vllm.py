@@ -35,11 +35,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
+
 from fourstroke.config import EngineConfig
 from fourstroke.engines.vllm_member import Member
 from fourstroke.errors import DataError, EngineDiedError, FourstrokeError, PublicationError, boundary
 from fourstroke.observability.processes import forget_openmp
-from fourstroke.types import Completion, Publication, SampleRequest, WeightVersion, decode, encode
+from fourstroke.types import Canary, Completion, Publication, SampleRequest, WeightVersion, decode, encode
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -318,6 +320,13 @@ class VllmEngine:
         await self._call("resume", llm.resume_generation())
         self._gate.set()
 
+    async def score(self, ids_BT: np.ndarray) -> Canary:
+        """What the weights that are held now say of fixed tokens. Legal at any time, while paused too.
+
+        Without rows where vLLM computes the model's attention in a way that needs its cache.
+        """
+        return await self._call("score", self._score(self._living(), ids_BT))
+
     async def check_health(self) -> None:
         """Return if the engine is alive.
 
@@ -509,6 +518,13 @@ class VllmEngine:
         await llm.finish_weight_update(weight_version=str(publication.version.number))
         (held,) = await llm.collective_rpc("held_version")
         return decode(bytes(held), WeightVersion)
+
+    async def _score(self, llm: AsyncLLM, ids_BT: np.ndarray) -> Canary:
+        answers = await llm.collective_rpc("score_rows", args=(ids_BT.tolist(),))
+        (logprobs,) = (answer for answer in answers if answer is not None)
+        if not logprobs:
+            return Canary(ids_BT=ids_BT[:0], logprobs_BT=np.zeros((0, 0), dtype=np.float32))
+        return Canary(ids_BT=ids_BT, logprobs_BT=np.array(logprobs, dtype=np.float32))
 
     # --- life and death ---------------------------------------------------------------------------------------------
 

@@ -13,17 +13,24 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -141,10 +148,66 @@ class WorkerExtension:
     """Methods that vLLM adds to its worker class, called over ``collective_rpc``."""
 
     weight_transfer_engine: SharedMemoryTransfer
+    vllm_config: Any
+    device: torch.device
+    get_model: Callable[[], Any]
 
     def held_version(self) -> bytes:
         """The encoded version that the worker now holds: of the last publication that it verified and loaded."""
         return encode(self.weight_transfer_engine.held)
+
+    def score_rows(self, ids: list[list[int]]) -> list[list[float]] | None:
+        """Log-probability of each token but the first of rows of one length, at temperature 1.
+
+        The model itself runs, with attention among the rows' own tokens in place of that over the cache: no request is
+        needed, none that runs is touched, and what has been loaded is all that the numbers depend on. None on a rank
+        that has no logits; no rows where a layer attends in a way of its own (MLA, linear attention).
+        """
+        if not all(isinstance(layer, Attention) for layer in _attention_layers(self.vllm_config)):
+            return []
+        model = self.get_model()
+        rows_BT = torch.tensor(ids, device=self.device)
+        num_rows, length = rows_BT.shape
+        with (
+            torch.inference_mode(),
+            _attention_within_rows(self.vllm_config, num_rows=num_rows),
+            set_forward_context(None, self.vllm_config, num_tokens=rows_BT.numel()),
+        ):
+            hidden = model(
+                input_ids=rows_BT.flatten(), positions=torch.arange(length, device=self.device).repeat(num_rows)
+            )
+            logits = model.compute_logits(hidden)
+        if logits is None:
+            return None
+        logprobs_BTV = logits.view(num_rows, length, -1)[:, :-1].float().log_softmax(-1)
+        picked: list[list[float]] = logprobs_BTV.gather(-1, rows_BT[:, 1:, None])[..., 0].tolist()
+        return picked
+
+
+def _attention_layers(vllm_config: Any) -> list[Any]:
+    layers = vllm_config.compilation_config.static_forward_context.values()
+    return [layer for layer in layers if isinstance(layer, AttentionLayerBase)]
+
+
+@contextmanager
+def _attention_within_rows(vllm_config: Any, *, num_rows: int) -> Iterator[None]:
+    """Have every attention layer see the rows of this forward pass alone, which must all have one length."""
+
+    def forward(layer: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, output: Tensor, **__: Any) -> Tensor:
+        query, key, value = (each.view(num_rows, -1, *each.shape[1:]).transpose(1, 2) for each in (query, key, value))
+        attended = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=layer.impl.scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return output.copy_(attended.transpose(1, 2).reshape(output.shape))
+
+    layers = _attention_layers(vllm_config)
+    for layer in layers:
+        layer.impl.forward = forward
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.impl.forward
 
 
 def _log_into(path: Path) -> None:

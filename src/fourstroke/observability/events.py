@@ -27,6 +27,7 @@ class EventKind(StrEnum):
     EPISODE_FAILED = "episode_failed"
     EPISODE_UNSCORED = "episode_unscored"
     WEIGHTS_LANDED = "weights_landed"
+    CANARY_RISING = "canary_rising"
     CHECKPOINT_WRITTEN = "checkpoint_written"
     PART_REPLACED = "part_replaced"
     FAULT = "fault"

@@ -123,6 +123,12 @@ METRICS: dict[str, Metric] = {
         ),
         _mean("train/optim/grad_norm", "1", population="gradient norms before the clip", over=_UPDATES),
         _plain("train/optim/learning_rate", "1", population="the step's last update", reducer=Reducer.LAST),
+        _plain(
+            "weights/canary/difference",
+            "nats",
+            population="mean |difference| of trainer and engine on the canary's tokens; the engine that differs most",
+            reducer=Reducer.LAST,
+        ),
         _mean("train/staleness/lag_mean", "versions", population=_GROUPS),
         _plain("train/staleness/lag_max", "versions", population=_GROUPS, reducer=Reducer.MAX),
         _mean(

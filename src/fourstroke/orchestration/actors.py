@@ -31,6 +31,7 @@ from fourstroke.types import (
     Assignment,
     Batch,
     BatchRecord,
+    Canary,
     Column,
     Group,
     Microbatch,
@@ -157,6 +158,11 @@ class EngineActor:
         """Let requests run again."""
         await self._engine.resume()
         return []
+
+    @_answered_async
+    async def score(self, canary: bytes) -> list[bytes]:
+        """What the weights say of the tokens of a ``Canary``; a ``Canary`` again."""
+        return [encode(await self._engine.score(decode(canary, Canary).ids_BT))]
 
     @_answered_async
     async def check_health(self) -> list[bytes]:
@@ -305,6 +311,12 @@ class TrainerActor:
         """A ``Publication``."""
         with self._at(f"write publication {number}"):
             return [encode(self._trainer.publish(number, incarnation=incarnation))]
+
+    @_answered
+    def canary(self) -> list[bytes]:
+        """A ``Canary``."""
+        with self._at("score the canary"):
+            return [encode(self._trainer.canary())]
 
     @_answered
     def save(self, folder: str, step: int) -> list[bytes]:

@@ -46,6 +46,7 @@ from fourstroke.observability.events import Event
 from fourstroke.orchestration import measures
 from fourstroke.orchestration.batching import build_batches
 from fourstroke.orchestration.buffer import GroupBuffer
+from fourstroke.orchestration.canary import CanaryWatch
 from fourstroke.orchestration.draws import draw_order
 from fourstroke.orchestration.faults import first_cause
 from fourstroke.orchestration.restore import PastDraw, StartingPoint
@@ -63,6 +64,7 @@ class Parts:
     """What the controller drives."""
 
     fleet: Fleet
+    canary: CanaryWatch
     trainer: Trainer
     workers: WorkerPool
     ledger: Ledger
@@ -86,6 +88,20 @@ class Outlets:
     checkpoint_path: Callable[[int], Path]
     on_checkpoint: Callable[[int], None]
     origin_s: float
+
+
+async def written(trainer: Trainer, step: int, *, canary: CanaryWatch, start: StartingPoint) -> Publication:
+    """Have the trainer write the weights of a step, and say what an engine must make of them.
+
+    Raises:
+        PublicationError: It wrote those of another step.
+    """
+    publication = await trainer.publish(step, incarnation=start.incarnation)
+    if publication.version.number != step:
+        # An engine takes the version that it holds a second time, so that it would not find this.
+        raise PublicationError(f"the trainer published version {publication.version} for step {step}")
+    await canary.expect(trainer)
+    return publication
 
 
 class LoopEndedError(RuntimeError):
@@ -379,15 +395,13 @@ class Controller:
     async def _publish(self, step: int) -> None:
         """New weights, proved to have arrived, before any slot comes back."""
         async with self._waits.within(self._config.deadlines.publish_s, f"the weights of step {step} to land"):
-            version = await self._parts.fleet.publish(lambda: self._written(step))
+            canary, trainer = self._parts.canary, self._parts.trainer
+            version = await self._parts.fleet.publish(lambda: written(trainer, step, canary=canary, start=self._start))
         self._tell(EventKind.WEIGHTS_LANDED, step=step, version=str(version))
-
-    async def _written(self, step: int) -> Publication:
-        publication = await self._parts.trainer.publish(step, incarnation=self._start.incarnation)
-        if publication.version.number != step:
-            # An engine takes the version that it holds a second time, so that it would not find this.
-            raise PublicationError(f"the trainer published version {publication.version} for step {step}")
-        return publication
+        if canary.reading is not None:
+            self._book.add("weights/canary/difference", canary.reading)
+        if canary.is_rising:
+            self._tell(EventKind.CANARY_RISING, step=step, reading=canary.reading or 0.0, floor=canary.floor or 0.0)
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ from fourstroke.config import RunConfig
 from fourstroke.engines.fleet import Fleet, MakeEngine
 from fourstroke.errors import ActorDiedError
 from fourstroke.observability import Event, EventKind, Waits
-from fourstroke.orchestration.controller import Controller, Outlets, Parts
+from fourstroke.orchestration.canary import CanaryWatch
+from fourstroke.orchestration.controller import Controller, Outlets, Parts, written
 from fourstroke.orchestration.restore import restore
 from fourstroke.orchestration.supervision import Action, Fault, FaultKind, Supervisor
 from fourstroke.rollout import WorkerPool
@@ -90,6 +91,7 @@ class Crew:
     """All that a run trains with, for as long as its driver lives."""
 
     fleet: Fleet
+    canary: CanaryWatch
     workers: WorkerPool
     trainer: TrainerHolder
     ledger: Ledger
@@ -109,9 +111,12 @@ def assemble(
     workers = WorkerPool(make_worker, count=config.rollout.num_workers)
     # The checkpoint that engines start from is the run's version 0 only until its first incarnation.
     is_fresh = ledger.incarnations() == ()
-    fleet = Fleet(make_engine, count=config.engine.count, is_fresh=is_fresh, on_routable=workers.route)
+    canary = CanaryWatch(config)
+    fleet = Fleet(
+        make_engine, count=config.engine.count, is_fresh=is_fresh, on_routable=workers.route, prove=canary.prove
+    )
     trainer = TrainerHolder(make_trainer)
-    return Crew(fleet=fleet, workers=workers, trainer=trainer, ledger=ledger, supervisor=supervisor)
+    return Crew(fleet=fleet, canary=canary, workers=workers, trainer=trainer, ledger=ledger, supervisor=supervisor)
 
 
 class Incarnations:
@@ -185,20 +190,34 @@ class Incarnations:
         start = restore(crew.ledger, config, step=step, reason=reason)
         self._tell(EventKind.INCARNATION_OPENED, incarnation=start.incarnation, step=step, reason=reason)
         trainer, deadlines = crew.trainer.part, config.deadlines
+        if not crew.fleet.has_published:
+            await self._measure_floor()
         if step:
             async with self._waits.within(deadlines.start_s, f"the trainer to load the checkpoint of step {step}"):
                 await trainer.load(str(self._outlets.checkpoint_path(step)))
         if not is_first:
             async with self._waits.within(deadlines.publish_s, f"the weights of step {step} to land"):
-                await crew.fleet.publish(lambda: trainer.publish(step, incarnation=start.incarnation))
+                await crew.fleet.publish(lambda: written(trainer, step, canary=crew.canary, start=start))
         parts = Parts(
-            fleet=crew.fleet, trainer=trainer, workers=crew.workers, ledger=crew.ledger, supervisor=crew.supervisor
+            fleet=crew.fleet,
+            canary=crew.canary,
+            trainer=trainer,
+            workers=crew.workers,
+            ledger=crew.ledger,
+            supervisor=crew.supervisor,
         )
         self.controller = Controller(config, tasks=self._tasks, parts=parts, outlets=self._outlets, start=start)
         try:
             await self.controller.run()
         finally:
             self.controller = None
+
+    async def _measure_floor(self) -> None:
+        """Trainer and engines have just loaded the model, and no publication: what they differ by is rounding."""
+        async with self._waits.within(self._config.deadlines.start_s, "trainer and engines to score the canary"):
+            await self._crew.canary.measure_floor(self._crew.trainer.part, self._crew.fleet.started)
+        if self._crew.canary.is_off:
+            self._note("the engine cannot score fixed tokens of this model: new weights are proved by digests alone")
 
     async def _replace_trainer(self, error: ActorDiedError) -> None:
         """A new trainer, or the error again where the policy stops the run."""

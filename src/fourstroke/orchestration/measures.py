@@ -49,10 +49,15 @@ def mismatch_limit(config: RunConfig) -> float:
 
     With staleness the ratio holds what the policy has learned meanwhile, so that there is no limit but the user's.
     """
+    if config.trainer.max_mismatch is None and config.rollout.staleness > 0:
+        return math.inf
+    return dtype_mismatch_limit(config)
+
+
+def dtype_mismatch_limit(config: RunConfig) -> float:
+    """The same limit where trainer and engine hold equal weights."""
     if config.trainer.max_mismatch is not None:
         return config.trainer.max_mismatch
-    if config.rollout.staleness > 0:
-        return math.inf
     return max(_MISMATCH_LIMIT[config.engine.dtype], _MISMATCH_LIMIT[config.trainer.compute_dtype])
 
 

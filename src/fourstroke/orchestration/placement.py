@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import ray
 from ray.exceptions import RayError, TaskCancelledError
@@ -37,6 +38,7 @@ from fourstroke.orchestration.actors import (
 from fourstroke.types import (
     Assignment,
     BatchRecord,
+    Canary,
     Completion,
     Engine,
     GroupRecord,
@@ -267,6 +269,11 @@ class RayEngine(RemoteSampler):
         """Let requests run again."""
         await self._handle.call("resume")
 
+    async def score(self, ids_BT: np.ndarray) -> Canary:
+        """What the weights that are held now say of fixed tokens."""
+        unscored = Canary(ids_BT=ids_BT, logprobs_BT=np.zeros((0, 0), dtype=np.float32))
+        return _only(await self._handle.call("score", encode(unscored)), Canary)
+
     async def check_health(self) -> None:
         """Return if the engine is alive."""
         await self._handle.call("check_health")
@@ -399,6 +406,10 @@ class RayTrainer:
     async def publish(self, number: int, *, incarnation: int) -> Publication:
         """Write the weights where engines read them."""
         return _only(await self._handle.call("publish", number, incarnation), Publication)
+
+    async def canary(self) -> Canary:
+        """What the weights say now of fixed tokens."""
+        return _only(await self._handle.call("canary"), Canary)
 
     async def save(self, folder: str, *, step: int) -> None:
         """Begin to write a checkpoint."""

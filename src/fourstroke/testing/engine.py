@@ -18,7 +18,7 @@ import numpy as np
 from fourstroke.engines.parts import merge_runs
 from fourstroke.engines.vllm import CHECKPOINT
 from fourstroke.errors import DataError, EngineDiedError, PublicationError
-from fourstroke.types import Completion, Publication, SampleRequest, StopReason, VersionRun, WeightVersion
+from fourstroke.types import Canary, Completion, Publication, SampleRequest, StopReason, VersionRun, WeightVersion
 
 LogitsFn = Callable[[Sequence[int]], np.ndarray]
 
@@ -162,6 +162,19 @@ class FakeEngine:
         """Let requests run again."""
         self._check_alive()
         self._running.set()
+
+    async def score(self, ids_BT: np.ndarray) -> Canary:
+        """What the distribution of the version held gives to each token but the first of each row."""
+        self._check_alive()
+        return self.scored(ids_BT, version=self._version.number)
+
+    def scored(self, ids_BT: np.ndarray, *, version: int) -> Canary:
+        """The same under any version: what a trainer of these weights must say."""
+        logprobs = [
+            [log_softmax(self.logits(row[:end], version))[row[end]] for end in range(1, len(row))]
+            for row in ids_BT.tolist()
+        ]
+        return Canary(ids_BT=ids_BT, logprobs_BT=np.array(logprobs, dtype=np.float32))
 
     async def check_health(self) -> None:
         """Return if the engine is alive, else raise ``EngineDiedError``."""

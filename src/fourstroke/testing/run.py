@@ -31,6 +31,7 @@ from fourstroke.testing.environment import InlineGraders
 from fourstroke.testing.trainer import FakeTrainer
 from fourstroke.types import (
     Assignment,
+    Canary,
     Engine,
     Grader,
     GroupRecord,
@@ -104,8 +105,12 @@ class FakeParts:
     def trainer(self, site: Site) -> FakeTrainer:
         """The next trainer."""
         del site
-        self.made_trainers.append(self._trainers.pop(0) if self._trainers else FakeTrainer())
+        self.made_trainers.append(self._trainers.pop(0) if self._trainers else FakeTrainer(canary=self._canary))
         return self.made_trainers[-1]
+
+    def _canary(self, version: int) -> Canary:
+        """What the engines say of four tokens, so that trainers without a distribution agree with them."""
+        return FakeEngine(self._settings).scored(np.array([[1, 2, 3, 4]], dtype=np.int32), version=version)
 
     def worker(self, site: Site, name: str) -> FakeWorker:
         """A real worker of the driver's process, which can be killed."""

@@ -32,6 +32,7 @@ from fourstroke.testing.trainer import FakeTrainer
 from fourstroke.types import (
     Assignment,
     BatchRecord,
+    Canary,
     Completion,
     Engine,
     EpisodeRecord,
@@ -231,6 +232,10 @@ class SimulatedEngine:
         """Let requests run again."""
         await self._call("resume", self._inside.resume)
 
+    async def score(self, ids_BT: np.ndarray) -> Canary:
+        """Score fixed tokens."""
+        return await self._call("score", lambda: self._inside.score(ids_BT))
+
     async def check_health(self) -> None:
         """Return if it lives."""
         await self._call("check_health", self._inside.check_health, is_control=False)
@@ -419,6 +424,10 @@ class SimulatedTrainer:
     async def publish(self, number: int, *, incarnation: int) -> Publication:
         """Write the weights into the shared memory."""
         return await self._call("publish", lambda: self.inside.publish(number, incarnation=incarnation))
+
+    async def canary(self) -> Canary:
+        """Score fixed tokens."""
+        return await self._call("canary", self.inside.canary)
 
     async def save(self, folder: str, *, step: int) -> None:
         """Begin a checkpoint."""

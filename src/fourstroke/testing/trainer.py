@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fourstroke.algorithms import LossMetric
 from fourstroke.errors import ActorDiedError, RunFolderError
 from fourstroke.store.checkpoints import CHECKPOINT_MANIFEST
 from fourstroke.store.files import write_atomic
-from fourstroke.types import BatchRecord, Microbatch, Publication, StepStats, Wait, WeightVersion
+from fourstroke.types import BatchRecord, Canary, Microbatch, Publication, StepStats, Wait, WeightVersion
+
+EMPTY_CANARY = Canary(ids_BT=np.zeros((0, 0), np.int32), logprobs_BT=np.zeros((0, 0), np.float32))
 
 
 class _Saved(msgspec.Struct):
@@ -30,6 +34,8 @@ class FakeTrainer:
         verb_s: Seconds of the loop's clock that each verb takes.
         dies_at_step: Step at which ``optim_step`` raises as a dead process would, or None.
         mismatch: The ``abs_log_ratio`` that it reports for each loss token.
+        canary: What it says of fixed tokens under a version; without rows, which says nothing, if not given, since its
+            one weight is no distribution.
 
     Attributes:
         trained: Ids of the rows that went into each update, as far as the present weights go.
@@ -37,10 +43,18 @@ class FakeTrainer:
         exported: Folders that the model was exported to.
     """
 
-    def __init__(self, *, verb_s: float = 1.0, dies_at_step: int | None = None, mismatch: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        verb_s: float = 1.0,
+        dies_at_step: int | None = None,
+        mismatch: float = 0.0,
+        canary: Callable[[int], Canary] = lambda _version: EMPTY_CANARY,
+    ) -> None:
         self._verb_s = verb_s
         self._dies_at_step = dies_at_step
         self._mismatch = mismatch
+        self._canary = canary
         self.trained: list[list[str]] = [[]]
         self.published: list[tuple[int, int]] = []
         self.exported: list[str] = []
@@ -92,6 +106,11 @@ class FakeTrainer:
         digest = f"{number:016x}{hash(self.weight) & (2**64 - 1):016x}"
         version = WeightVersion(incarnation=incarnation, number=number, digest=digest)
         return Publication(version=version, path="", size_bytes=0, tensors=())
+
+    async def canary(self) -> Canary:
+        """What it was made with, for the number of the newest publication."""
+        await self._work()
+        return self._canary(self.published[-1][1] if self.published else 0)
 
     async def save(self, folder: str, *, step: int) -> None:
         """Fix the state; ``flush`` writes it."""

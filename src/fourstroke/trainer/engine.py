@@ -27,12 +27,12 @@ from fourstroke.algorithms.inputs import LossInputs, LossOutput
 from fourstroke.config import RunConfig
 from fourstroke.errors import DataError
 from fourstroke.observability import give_back_heap
-from fourstroke.tokens import num_shared
+from fourstroke.tokens import canary_ids, num_shared
 from fourstroke.trainer.checkpoint import begin_checkpoint, read_checkpoint, write_checkpoint
 from fourstroke.trainer.model import PolicyModel
 from fourstroke.trainer.optimiser import Optimiser
 from fourstroke.trainer.packing import assemble, plan
-from fourstroke.types import Batch, Column, Microbatch, Publication, StepStats, Trajectory
+from fourstroke.types import Batch, Canary, Column, Microbatch, Publication, StepStats, Trajectory
 from fourstroke.weights.publish import Publisher, TensorSpec
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -92,6 +92,7 @@ class TorchTrainer:
             compute_dtype=_DTYPES[trainer.compute_dtype],
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
+        self._canary_ids_BT = canary_ids(self._model_path, vocab_size=self._model.vocab_size)
         self._optimiser = Optimiser(
             self._model.masters,
             config=trainer,
@@ -183,6 +184,17 @@ class TorchTrainer:
         assert self._publisher is not None, "publish before start, or after close"
         dtype = _DTYPES[self._config.engine.dtype]
         return self._publisher.publish(number, self._model.tensors(lambda _: dtype), incarnation=incarnation)
+
+    @torch.no_grad()
+    def canary(self) -> Canary:
+        """What the weights say now of fixed tokens, the same at each call and in each process."""
+        ids_BT = self._canary_ids_BT
+        packed = assemble(list(ids_BT))
+        sources = np.concatenate([slots[:-1] for slots in packed.slots])
+        targets = ids_BT[:, 1:].ravel().astype(np.int64)
+        logprobs_N, _ = self._model.token_logprobs(packed, sources, targets, temperature=1.0)
+        logprobs_BT = logprobs_N.float().cpu().numpy().reshape(len(ids_BT), -1)
+        return Canary(ids_BT=ids_BT, logprobs_BT=logprobs_BT)
 
     def save(self, folder: str, *, step: int) -> None:
         """Begin to write a checkpoint of the present state, and return at once; ``flush`` tells when it is on disk.

@@ -94,6 +94,11 @@ class PolicyModel:
         """Where the model lies."""
         return next(iter(self.masters.values())).device
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that it has an embedding for."""
+        return int(self._working.get_input_embeddings().num_embeddings)
+
     def token_logprobs(
         self, packed: Packed, sources_N: np.ndarray, targets_N: np.ndarray, *, temperature: float
     ) -> tuple[Tensor, Tensor]:
@@ -209,7 +214,7 @@ class PolicyModel:
     @torch.no_grad()
     def _begin_packing(self) -> None:
         """From here on attention is that over packed rows; proved on two rows that share half of their tokens."""
-        ids = np.linspace(0, self._working.get_input_embeddings().num_embeddings - 1, 14).astype(np.int64)[1:-1]
+        ids = np.linspace(0, self.vocab_size - 1, 14).astype(np.int64)[1:-1]
         rows = [ids[:8], ids[[0, 1, 2, 3, 8, 9, 10, 11]]]
         ids_BT = torch.from_numpy(np.stack(rows)).to(self.device)
         expected_TH = self._working.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state.flatten(0, 1)

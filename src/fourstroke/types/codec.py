@@ -20,6 +20,7 @@ SCHEMAS: dict[type[nouns.Noun], int] = {
     nouns.Assignment: 1,
     nouns.Batch: 1,
     nouns.BatchRecord: 2,
+    nouns.Canary: 1,
     nouns.Completion: 1,
     nouns.Draw: 1,
     nouns.Episode: 1,

@@ -704,6 +704,27 @@ class Publication(Noun, frozen=True, kw_only=True):
     tensors: tuple[TensorEntry, ...]
 
 
+class Canary(Noun, frozen=True, kw_only=True):
+    """Fixed tokens with what a model says of them: two models that agree here hold the same weights.
+
+    Attributes:
+        ids_BT: int32 [rows, tokens].
+        logprobs_BT: float32 [rows, tokens - 1], of each token but the first given those before it, at temperature 1.
+
+    Example:
+        >>> Canary(ids_BT=np.array([[5, 6]], np.int32), logprobs_BT=np.array([[-0.5]], np.float32)).num_rows
+        1
+    """
+
+    ids_BT: np.ndarray
+    logprobs_BT: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows; none says nothing."""
+        return len(self.ids_BT)
+
+
 # --- waits ----------------------------------------------------------------------------------------------------------
 
 

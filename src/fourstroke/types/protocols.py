@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from fourstroke.types.nouns import (
     Assignment,
     BatchRecord,
+    Canary,
     Completion,
     Episode,
     GroupRecord,
@@ -102,6 +105,13 @@ class Engine(Sampler, Protocol):
         """Let requests run again."""
         ...
 
+    async def score(self, ids_BT: np.ndarray) -> Canary:
+        """What the weights that are held now say of fixed tokens. Legal at any time, while paused too.
+
+        Without rows where the engine cannot tell.
+        """
+        ...
+
     async def check_health(self) -> None:
         """Return if the engine is alive.
 
@@ -189,6 +199,10 @@ class Trainer(Protocol):
 
     async def publish(self, number: int, *, incarnation: int) -> Publication:
         """Write the weights where engines read them, as publication ``number``."""
+        ...
+
+    async def canary(self) -> Canary:
+        """What the weights say now of fixed tokens, the same at each call and in each process."""
         ...
 
     async def save(self, folder: str, *, step: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -248,7 +249,8 @@ def test_an_engine_that_dies_while_it_is_idle_is_replaced_while_the_trainer_work
 
 def test_a_dead_worker_is_replaced_and_what_it_lost_is_rolled_again(tmp_path):
     async def kill_later(parts):
-        await asyncio.sleep(0.03)
+        while not any(engine.num_running for engine in parts.engines.values()):  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.01)
         parts.made_workers["worker-0"].kill()
 
     outcome = _run(tmp_path, _config(), meanwhile=kill_later)
@@ -393,3 +395,20 @@ def test_no_lag_passes_the_bound_whatever_the_latencies(
     assert "stale" not in outcome.audit.dropped_by_reason  # the second check finds nothing
     assert (outcome.audit.trained, outcome.audit.pending) == (6 * groups_per_step, 0)
     assert len(outcome.trained) == len(set(outcome.trained))
+
+
+# --- the canary -----------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_loaded_other_weights_stops_the_run_before_a_token_is_sampled(tmp_path):
+    """The publication arrived whole and was acknowledged; what the engine computes with is that of the step before."""
+    reference = FakeEngine(FakeEngineSettings(vocab_size=128, max_model_len=64))
+    ids = np.array([[1, 2, 3, 4]], dtype=np.int32)
+    trainer = FakeTrainer(canary=lambda version: reference.scored(ids, version=version if version < 2 else version + 7))
+
+    outcome = _run(tmp_path, _config(), trainers=[trainer])
+
+    assert isinstance(outcome.error, MismatchError)
+    assert "vllm-0 took weights 0.2-" in str(outcome.error)
+    assert {group.admitted_version for group in outcome.groups} == {0, 1}
+    assert (outcome.audit.trained, outcome.audit.balanced) == (4, True)

@@ -165,6 +165,15 @@ def test_prepare_writes_the_present_log_probabilities(make_trainer: MakeTrainer,
     assert run(trainer, same, [(0, 1, 2, 3)])[0]["abs_log_ratio"] > 1e-2
 
 
+def test_the_canary_is_what_plain_transformers_says_of_its_tokens(make_trainer: MakeTrainer, tiny_llama: Path) -> None:
+    canary = make_trainer("rollout.temperature=0.7").canary()
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float64)
+    ids_BT = torch.from_numpy(canary.ids_BT.astype(np.int64))
+    expected_BTV = model(ids_BT).logits[:, :-1].log_softmax(-1)  # at temperature 1, whatever is sampled at
+    expected_BT = expected_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0].detach().numpy()
+    np.testing.assert_allclose(canary.logprobs_BT, expected_BT, rtol=0, atol=2e-6)
+
+
 def test_a_step_changes_the_weights_and_is_seen_at_once(make_trainer: MakeTrainer, make_batch: MakeBatch) -> None:
     trainer, batch = make_trainer("trainer.max_grad_norm=1e-3", compute="bfloat16"), make_batch()
     first, found = run(trainer, batch, [(0, 1, 2, 3)])
