@@ -235,12 +235,13 @@ def scaled(weights: dict[str, torch.Tensor]) -> None:
 def noisy(weights: dict[str, torch.Tensor]) -> None:
     generator = torch.Generator().manual_seed(0)
     for tensor in weights.values():
-        tensor += 1e-3 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=1e-3 * float(tensor.std()))
 
 
-@pytest.mark.parametrize(
-    "change", [nothing, swapped_layers, zeroed, transposed, scaled, noisy], ids=lambda f: f.__name__
-)
+CHANGES = [nothing, swapped_layers, zeroed, transposed, scaled, noisy]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
 def test_weights_that_arrive_whole_and_are_others_are_found(
     harness: Harness, change: Callable[[dict[str, torch.Tensor]], None]
 ) -> None:
