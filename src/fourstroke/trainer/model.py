@@ -114,7 +114,7 @@ class PolicyModel:
             Log-probabilities [N] with gradient and entropies [N] without, float32 or wider.
         """
         sources, targets = (torch.from_numpy(values).to(self.device) for values in (sources_N, targets_N))
-        hidden_TH = self._hidden(packed)
+        hidden_TH = self.hidden(packed)
         # Taken up in fp32: the last token of a prompt predicts the first one of each reply, and their gradients add.
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         return token_logprobs(
@@ -124,7 +124,7 @@ class PolicyModel:
             temperature=temperature,
         )
 
-    def _hidden(self, packed: Packed) -> Tensor:
+    def hidden(self, packed: Packed) -> Tensor:
         """Last hidden states [T, H] of a packed micro-batch."""
         hidden_TH: Tensor = self._working.base_model(**self._inputs(packed)).last_hidden_state[0]
         return hidden_TH
@@ -221,7 +221,7 @@ class PolicyModel:
         self._working.set_attn_implementation(attention.NAME)
         packed = assemble(rows)
         try:
-            found_TH = self._hidden(packed)[np.concatenate(packed.slots)]
+            found_TH = self.hidden(packed)[np.concatenate(packed.slots)]
         except ConfigError as error:
             raise ConfigError(f"model.name = {self._path}: {error}") from error
         except (TypeError, ValueError, RuntimeError) as error:
@@ -243,7 +243,7 @@ class PolicyModel:
         """Prove on four tokens that the logits are the output matrix times the last hidden state, and nothing more."""
         packed = assemble([np.arange(1, 5)])
         expected_TV = self._working(**self._inputs(packed)).logits[0].float()
-        found_TV = (self._hidden(packed) @ self._working.get_output_embeddings().weight.T).float()
+        found_TV = (self.hidden(packed) @ self._working.get_output_embeddings().weight.T).float()
         if not torch.allclose(found_TV, expected_TV, rtol=1e-2, atol=1e-2):
             raise ConfigError(
                 f"model.name = {self._path}: its logits are not its output matrix times its last hidden state (a bias, "
