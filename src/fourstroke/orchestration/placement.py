@@ -137,11 +137,24 @@ class Cluster:
 
 
 class _Handle:
-    """An actor, by name: calls it, and turns its death into an error of our tree."""
+    """An actor, by name: calls it, and turns its death into an error of our tree.
+
+    An actor that is ``ordered`` takes its calls one after the other. One of them that is taken back before it was sent
+    leaves a hole in the order, for which Ray waits 30 s and then gives the actor up: such a call runs to its end, which
+    nobody hears of.
+    """
 
     def __init__(
-        self, name: str, actor: Any, *, log_path: Path, died: type[FourstrokeError], cluster: Cluster | None
+        self,
+        name: str,
+        actor: Any,
+        *,
+        log_path: Path,
+        died: type[FourstrokeError],
+        cluster: Cluster | None,
+        is_ordered: bool = False,
     ) -> None:
+        self._is_ordered = is_ordered
         self.name = name
         self.actor = actor
         self._cluster = cluster
@@ -155,7 +168,7 @@ class _Handle:
         self._process = f" (process {process_id.decode()})"
 
     async def call(self, verb: str, *arguments: Any) -> list[bytes]:
-        """Call a verb of the actor and wait for its answer; cancelling the caller cancels it there too."""
+        """Call a verb and wait for its answer; cancelling the caller cancels it there too, unless calls are ordered."""
         if self._is_closed:
             raise self._died(f"{self.name} was closed")
         reference = getattr(self.actor, verb).remote(*arguments)
@@ -166,7 +179,8 @@ class _Handle:
             reason = str(error).strip().splitlines()[0]
             raise self._died(f"{self.name}{self._process} is gone: {reason} Its log is {self._log_path}") from error
         except asyncio.CancelledError:
-            if ray.is_initialized() and not self._is_lost():  # not in a loop that ends after Ray
+            # Not in a loop that ends after Ray.
+            if not self._is_ordered and ray.is_initialized() and not self._is_lost():
                 ray.cancel(reference, force=False)
             raise
 
@@ -384,7 +398,9 @@ class RayTrainer:
             .remote(config.model_dump_json(), str(model_path), str(payload_dir), str(publication_path), str(log_path))
         )
         self._publication_path = publication_path
-        self._handle = _Handle("trainer", actor, log_path=log_path, died=ActorDiedError, cluster=cluster)
+        self._handle = _Handle(
+            "trainer", actor, log_path=log_path, died=ActorDiedError, cluster=cluster, is_ordered=True
+        )
 
     async def start(self) -> None:
         """Start the process and load the model."""
