@@ -13,10 +13,12 @@ import hashlib
 import importlib.util
 import json
 import math
+import multiprocessing
 import shutil
 import struct
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
@@ -218,6 +220,12 @@ def _packed_file(model: CatalogueModel) -> Path:
 
 
 def _convert(model: CatalogueModel, source: Path, target: Path) -> None:
+    """Convert in a process of its own: what torch and the weights take would stay with the caller for all of a run."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        process.submit(_unpack, model, source, target).result()
+
+
+def _unpack(model: CatalogueModel, source: Path, target: Path) -> None:
     """Unpack the GGUF weights and save them with their tokenizer as bf16 safetensors.
 
     ``from_pretrained`` keeps packed weights packed and refuses to save them, so a plain model is built from the same
