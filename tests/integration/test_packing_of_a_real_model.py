@@ -1,12 +1,13 @@
 """Gradients of packed rows with shared beginnings on the real 135M model, held to the rounding of plain layouts.
 
-Two plain layouts of the same rows, padded together and one at a time, differ by rounding alone. That difference is
-measured here, and the packed gradient may be three times as far from the unpadded one.
+Two plain layouts of the same rows differ by rounding alone: padded together through plain matrices, and one at a time
+through torch's fused kernel. That difference is measured here, and the packed gradient may be three times as far from
+the unpadded one. (Through one kernel, both plain layouts make the same errors, which then say nothing of the rounding:
+each is six times as far from the float64 gradient as they are from each other.) Against float64 itself the packed
+gradient's worst parameter may be no worse than twice the worst one of the plain layouts.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -43,10 +44,14 @@ def loss_of(logprobs: list[Tensor]) -> Tensor:
     return torch.stack([float(weight) * row.sum() for weight, row in zip(weights, logprobs, strict=True)]).sum()
 
 
-def plain(layout: list[list[np.ndarray]], dtype: torch.dtype) -> dict[str, Tensor]:
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def plain(layout: list[list[np.ndarray]], dtype: torch.dtype, *, attention: str = "sdpa") -> dict[str, Tensor]:
     """Gradient through transformers' own attention; rows of a part are padded on the right to its longest."""
     model = AutoModelForCausalLM.from_pretrained(
-        resolve_model(MODEL, cache_dir=process_settings().cache_dir), dtype=dtype
+        resolve_model(MODEL, cache_dir=process_settings().cache_dir), dtype=dtype, attn_implementation=attention
     )
     logprobs = []
     for part in layout:
@@ -55,7 +60,7 @@ def plain(layout: list[list[np.ndarray]], dtype: torch.dtype) -> dict[str, Tenso
             ids_BT[index, : len(row)] = torch.from_numpy(row)
         logits_BTV = model(ids_BT, use_cache=False).logits
         for index, row in enumerate(part):
-            logprobs_TV = logits_BTV[index, NUM_PROMPT - 1 : len(row) - 1].float().log_softmax(-1)
+            logprobs_TV = _wide(logits_BTV[index, NUM_PROMPT - 1 : len(row) - 1]).log_softmax(-1)
             logprobs.append(logprobs_TV.gather(-1, ids_BT[index, NUM_PROMPT : len(row), None])[:, 0])
     loss_of(logprobs).backward()  # type: ignore[no-untyped-call]
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
@@ -74,19 +79,26 @@ def packed(dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: master.grad for name, master in model.masters.items() if master.grad is not None}
 
 
-def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[float]:
+def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[float]:
     """Relative difference of each parameter's gradient."""
     assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        yield float((found[name].float() - gradient.float()).norm() / gradient.float().norm())
+    return [
+        float((found[name].double() - gradient.double()).norm() / gradient.double().norm())
+        for name, gradient in expected.items()
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_packed_gradient_is_as_near_as_plain_ones_are_to_each_other(dtype: torch.dtype) -> None:
-    one_by_one = plain([[row] for row in rows()], dtype)
-    rounding = list(difference(plain([rows()], dtype), one_by_one))
-    found = list(difference(packed(dtype), one_by_one))
+    one_by_one, together = plain([[row] for row in rows()], dtype), plain([rows()], dtype, attention="eager")
+    ours = packed(dtype)
+    exact = plain([[row] for row in rows()], torch.float64)
 
-    print(f"{dtype}: packed {max(found):.2e} (median {np.median(found):.2e}), plain {max(rounding):.2e}")  # noqa: T201
+    rounding, found = differences(together, one_by_one), differences(ours, one_by_one)
+    errors = {"packed": ours, "unpadded": one_by_one, "padded": together}
+    worst = {name: max(differences(gradient, exact)) for name, gradient in errors.items()}
+    print(f"{dtype}: packed {max(found):.2e} (median {np.median(found):.2e}), ")  # noqa: T201
+    print(f"plain {max(rounding):.2e} ({np.median(rounding):.2e}); from float64 {worst}")  # noqa: T201
     assert max(found) <= 3 * max(rounding)
     assert np.median(found) <= 3 * np.median(rounding)
+    assert worst["packed"] <= 2 * max(worst["unpadded"], worst["padded"])

@@ -21,34 +21,41 @@ def _scaled_logits(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> 
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward keeps the normaliser of each token; the gradient of the logits is ``grad * (one_hot - softmax) / T``."""
+    """Forward keeps each token's largest logit m and sum s of ``exp(logit - m)``; with p = exp(logit - m) / s the
+    gradient of the logits is ``grad * (one_hot - p) / T``.
+
+    The two are kept apart: m + log(s) rounds at the size of m, and all of a token's probabilities would err together.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden_NH.dtype, torch.float32)
-        logprobs_N, entropy_N, normaliser_N = hidden_NH.new_empty((3, len(hidden_NH)), dtype=dtype).unbind()
+        logprobs_N, entropy_N, largest_N, sum_N = hidden_NH.new_empty((4, len(hidden_NH)), dtype=dtype).unbind()
         for part in _chunks(len(hidden_NH), chunk):
             logits_CV = _scaled_logits(hidden_NH[part], weight_VH, temperature)
-            normaliser_N[part] = logits_CV.logsumexp(-1)
-            logprobs_N[part] = logits_CV.gather(-1, targets_N[part, None])[:, 0] - normaliser_N[part]
-            probabilities_CV = (logits_CV - normaliser_N[part, None]).exp_()
-            entropy_N[part] = normaliser_N[part] - logits_CV.mul_(probabilities_CV).sum(-1)
-        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, normaliser_N)
+            largest_N[part] = logits_CV.amax(-1)
+            logits_CV.sub_(largest_N[part, None])
+            target_C = logits_CV.gather(-1, targets_N[part, None])[:, 0]
+            weights_CV = logits_CV.exp()
+            sum_N[part] = weights_CV.sum(-1)
+            logprobs_N[part] = target_C - sum_N[part].log()
+            entropy_N[part] = sum_N[part].log() - weights_CV.mul_(logits_CV).sum(-1) / sum_N[part]
+        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, largest_N, sum_N)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden_NH, weight_VH, targets_N, normaliser_N = ctx.saved_tensors
+        hidden_NH, weight_VH, targets_N, largest_N, sum_N = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=normaliser_N.dtype)
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_N.dtype)
         for part in _chunks(len(hidden_NH), ctx.chunk):
             logits_CV = _scaled_logits(hidden_NH[part], weight_VH, ctx.temperature)
             scale_C1 = (grad_N[part] / ctx.temperature)[:, None]
-            grad_logits_CV = logits_CV.sub_(normaliser_N[part, None]).exp_().mul_(-scale_C1)
+            grad_logits_CV = logits_CV.sub_(largest_N[part, None]).exp_().mul_(-scale_C1 / sum_N[part, None])
             grad_logits_CV.scatter_add_(-1, targets_N[part, None], scale_C1)
             grad_logits_CV = grad_logits_CV.to(hidden_NH.dtype)
             grad_hidden_NH[part] = grad_logits_CV @ weight_VH
