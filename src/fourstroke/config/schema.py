@@ -60,6 +60,7 @@ class RolloutConfig(Section):
     group_size: int = Field(8, ge=1, description="Episodes of a group, G.")
     max_tokens: int = Field(256, ge=1, description="Longest reply, in tokens; a longer one is cut.")
     temperature: float = Field(1.0, ge=0.01, le=2, description="Sampling temperature; the trainer divides by it too.")
+    ignore_eos: bool = Field(False, description="Replies run on to max_tokens whatever they say: for timing.")
     staleness: int = Field(
         0, ge=0, le=64, description="Versions that a group may lag behind the weights that train it, S; 0: synchronous."
     )

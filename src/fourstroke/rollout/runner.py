@@ -183,7 +183,7 @@ class GroupRunner:
             num_samples=len(members),
             max_tokens=self._config.rollout.max_tokens,
             temperature=self._config.rollout.temperature,
-            stop_ids=self._renderer.stop_ids,
+            stop_ids=() if self._config.rollout.ignore_eos else self._renderer.stop_ids,
             seed=assignment.draw.seed + members[0],
         )
 

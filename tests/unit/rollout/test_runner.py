@@ -62,6 +62,16 @@ def test_members_that_share_a_prompt_go_out_as_one_request(roll, assign, taskset
     assert len({tuple(reply) for reply in _replies(group)}) > 1
 
 
+def test_replies_run_to_their_full_length_where_the_end_is_ignored(roll, assign, taskset, config):
+    rollout = config.rollout.model_copy(update={"ignore_eos": True})
+    (group,), (request,) = roll(taskset, assign(), config=config.model_copy(update={"rollout": rollout}))
+
+    assert request.stop_ids == ()
+    assert {len(reply) for reply in _replies(group)} == {6}
+    assert {member.episode.stop for member in group.members} == {StopReason.LENGTH}
+    assert roll(taskset, assign())[1][0].stop_ids == FakeRenderer().stop_ids
+
+
 def test_an_episode_holds_prompt_and_reply_with_what_the_engine_said(roll, assign, taskset):
     (group,), _ = roll(taskset, assign(num_samples=2))
 
