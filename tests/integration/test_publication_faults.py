@@ -305,7 +305,7 @@ def test_a_torn_publication_stops_a_whole_run_which_then_goes_on(place: Any) -> 
 
     assert code == 6
     assert re.fullmatch(
-        r"error: publication 3: tensor \S+ arrived with digest \w+, it was published with \w+\n", errors
+        r"error: vllm-0: publication 3: tensor \S+ arrived with digest \w+, it was published with \w+\n", errors
     )
     audit = place.audit()
     assert (audit.trained, audit.balanced) == (8, True)

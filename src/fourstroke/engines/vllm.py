@@ -56,6 +56,7 @@ REPLACEMENT = WeightVersion(incarnation=-1, number=0, digest="checkpoint")
 _BACKEND = "shared_memory"
 _MIN_BATCHED_TOKENS = 8192
 _GRACE_S = 2
+_RAISED_IN_CORE = " method failed: "
 # Says in each process that Triton is missing, as it is wherever the processor does the work: errors alone.
 _TRITON_LOGGER = "torch._library.triton"
 _NOT_SET = "not set before fourstroke"
@@ -555,6 +556,9 @@ class VllmEngine:
                     async with asyncio.timeout(_GRACE_S):
                         await self._buried.wait()
                 raise EngineDiedError(self._obituary or f"{self._name} died{self._see_log()}: {error}") from error
+            # Of what our code in the core process raised, vLLM hands on the text alone, behind words of its own.
+            if sentence := str(error.__cause__).partition(_RAISED_IN_CORE)[2]:
+                raise into(f"{self._name}: {sentence}") from error
             raise
         finally:
             self._tasks.discard(task)
