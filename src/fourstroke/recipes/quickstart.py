@@ -20,7 +20,7 @@ def quickstart() -> RunConfig:
             "tasks": {
                 "use": "fourstroke.environments.arithmetic:arithmetic",
                 # In place of the template's own system message, which is longer than problem and reply together.
-                "arguments": {"system": "Answer briefly."},
+                "arguments": {"system": "You are a calculator. Work out each sum or difference, and answer briefly."},
             },
             "grader": {"use": "fourstroke.rewards.verifiers:numeric", "arguments": {}},
             "rollout": {"groups_per_step": 16, "group_size": 8, "max_tokens": 24, "temperature": 1.0},
