@@ -53,6 +53,8 @@ COMMANDS = {
     "resume": "run --set",
     "why": "run --json",
     "eval": "source --set --json",
+    "compare": "run other --json",
+    "show": "run --json",
     "ledger audit": "run --json",
     "models list": "--json",
     "models get": "name",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import math
 import os
@@ -24,7 +25,7 @@ import typer
 
 import fourstroke
 from fourstroke.config import RunConfig, dump_config, load_config, process_settings
-from fourstroke.errors import ClusterDiedError, ConfigError, FourstrokeError
+from fourstroke.errors import ClusterDiedError, ConfigError, FourstrokeError, RunFolderError
 from fourstroke.observability import Reporter, describe_waits, make_reporter, printable, unix_now
 from fourstroke.orchestration.guardian import Guard, guarded
 from fourstroke.recipes import RECIPES
@@ -188,6 +189,45 @@ def ledger_audit(
         raise typer.Exit(1)
 
 
+@app.command()
+def compare(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    other: Annotated[Path | None, typer.Argument(help="Another; without it: the run before and after.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare evaluations task by task: two runs, or one run before and after its training."""
+    from fourstroke.evaluation import compare_runs
+    from fourstroke.store import RunFolder
+
+    comparisons = compare_runs(RunFolder.open(run), RunFolder.open(other) if other else None)
+    if as_json:
+        print(json.dumps([msgspec.to_builtins(comparison) for comparison in comparisons]))
+        return
+    for comparison in comparisons:
+        for line in comparison.lines():
+            print(printable(line))
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Print the summary of a run that ended, as its end printed it."""
+    from fourstroke.orchestration.training_run import summary_lines
+    from fourstroke.store import RunFolder, read_summary
+
+    folder = RunFolder.open(run)
+    if not folder.summary_path.is_file():
+        raise RunFolderError(f"{run} has not ended, so there is no summary; see fourstroke why {run}")
+    summary = read_summary(folder.summary_path)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(summary)))
+        return
+    reporter = make_reporter(sys.stdout)
+    reporter.summary(summary_lines(summary, curves=folder.curves_path))
+    reporter.close()
+
+
 @models_app.command("list")
 def models_list(as_json: AsJson = False) -> None:
     """Print the catalogue."""
@@ -242,6 +282,10 @@ def _run_to_end(main: Any) -> Any:
 
 def main() -> None:
     """Entry point of the ``fourstroke`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal's encoding has no letter for is shown as an escape, and never ends a run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except FourstrokeError as error:

@@ -148,7 +148,7 @@ class EvaluationConfig(Section):
     after: bool = Field(True, description="Evaluate after the last step.")
     num_tasks: int | None = Field(None, ge=2, description="Held-out tasks to use, in the split's order; null: all.")
     samples_per_task: int = Field(4, ge=1, description="Episodes for each task, n.")
-    pass_at: tuple[int, ...] = Field((1,), description="Values of k for the unbiased pass@k; none above n.")
+    pass_at: tuple[int, ...] = Field((1,), description="Values of k for the unbiased pass@k and pass^k; none above n.")
 
 
 class CheckpointConfig(Section):

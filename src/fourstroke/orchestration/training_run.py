@@ -24,7 +24,7 @@ import psutil
 from fourstroke.config import ProcessSettings, RunConfig, resolve_reference
 from fourstroke.engines.fleet import Fleet
 from fourstroke.errors import ConfigError, FourstrokeError, InterruptedRunError
-from fourstroke.evaluation import EvaluationReport, evaluate
+from fourstroke.evaluation import EvaluationReport, counted_apart, evaluate, in_words, read_evaluations
 from fourstroke.observability import (
     Event,
     EventKind,
@@ -345,9 +345,7 @@ class TrainingRun:
 
     def _read_evaluation(self, name: str) -> None:
         """An evaluation that an earlier incarnation made, if it did: the weights that it judged are gone now."""
-        path = self._evaluation_path(name)
-        if path.is_file():
-            self._reports[name] = msgspec.json.decode(path.read_bytes(), type=EvaluationReport)
+        self._reports |= read_evaluations(self._prepared.folder.evaluations_dir, names=(name,))
 
     def _evaluation_path(self, name: str) -> Path:
         return self._prepared.folder.evaluations_dir / f"{name}.json"
@@ -425,18 +423,20 @@ class TrainingRun:
 
 
 def describe(report: EvaluationReport) -> str:
-    """One line on an evaluation, with its interval and what was left out."""
+    """One line on an evaluation: its interval, and apart from each other what failed, was not scored or was cut."""
     estimate = report.estimate
-    left_out = f", {report.num_unscored} unscored" if report.num_unscored else ""
     return (
         f"held-out {report.name}: {estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}] over "
-        f"{estimate.num_tasks} tasks x {estimate.num_samples // max(estimate.num_tasks, 1)} samples{left_out}"
+        f"{estimate.num_tasks} tasks x {estimate.num_samples // max(estimate.num_tasks, 1)} samples"
+        f"{in_words(counted_apart(report))}"
     )
 
 
 def summary_lines(summary: Summary, *, curves: Path) -> list[tuple[str, str]]:
     """The summary as pairs of name and value for a person."""
     lines = [("run", f"{summary.name}, {summary.status.value}, {summary.num_steps} steps")]
+    if summary.reason:
+        lines.append(("reason", summary.reason))
     for name, estimate in (("before", summary.before), ("after", summary.after)):
         if estimate is not None:
             interval = f"{estimate.mean:.3f}  95 % [{estimate.low:.3f}, {estimate.high:.3f}]"

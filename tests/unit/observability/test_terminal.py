@@ -126,6 +126,28 @@ def test_printable_leaves_no_control_character(text: str) -> None:
     assert len(shown.splitlines()) <= 1
 
 
+def test_printable_of_what_broken_utf8_became() -> None:
+    shown = printable(b"a\xff\xfe\x80".decode(errors="surrogateescape") + "\ud800")
+
+    assert shown == r"a\udcff\udcfe\udc80\ud800"
+    shown.encode()
+
+
+def test_printable_cuts_ten_megabytes_to_a_page() -> None:
+    shown = printable("\u202e" * 10_000_000)
+
+    assert shown.startswith(r"\u202e\u202e")
+    assert shown.endswith("… (9,990,000 more characters)")
+    assert len(shown) < 100_000
+
+
+@given(st.text(), st.integers(0, 5))
+def test_printable_of_a_cut_text_is_that_of_its_beginning(text: str, most: int) -> None:
+    more = f"… ({len(text) - most:,} more characters)" if len(text) > most else ""
+
+    assert printable(text, most=most) == printable(text[:most]) + more
+
+
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])))
 def test_printable_leaves_ordinary_text_alone(text: str) -> None:
     assert printable(text) == text
