@@ -37,6 +37,7 @@ from fourstroke.observability import (
     unix_now,
     utc_now,
 )
+from fourstroke.observability.sinks import SinkFeed, SinkSite, check_sinks
 from fourstroke.orchestration.controller import Outlets
 from fourstroke.orchestration.faults import work_under_watch
 from fourstroke.orchestration.incarnations import Crew, Incarnations, assemble, started
@@ -93,6 +94,16 @@ class PreparedRun:
             payload_dir=self.folder.payload_dir,
         )
 
+    @property
+    def sink_site(self) -> SinkSite:
+        """What its sinks know of it."""
+        return SinkSite(
+            run=self.folder.path.name,
+            folder=self.folder.sinks_dir,
+            settings=self.config.model_dump(mode="json"),
+            config=self.config.sinks,
+        )
+
 
 def load_tasks(config: RunConfig) -> Taskset:
     """The taskset that the configuration names; its grader is only looked at, since workers import it.
@@ -147,6 +158,7 @@ def prepare_resume(path: Path, config: RunConfig, *, settings: ProcessSettings) 
 
 
 def _checked(config: RunConfig, *, settings: ProcessSettings) -> tuple[Taskset, Path]:
+    check_sinks(config.sinks)
     taskset = load_tasks(config)
     sweep_shared_memory(settings.shared_memory_dir)
     model_path = resolve_model(config.model.name, cache_dir=settings.cache_dir)
@@ -224,6 +236,7 @@ class TrainingRun:
         self._step_seconds: deque[float] = deque(maxlen=_NUM_STEPS_FOR_ETA)
         self._watch: Watch | None = None
         self._incarnations: Incarnations | None = None
+        self._sinks = SinkFeed(prepared.sink_site)
 
     async def run(self) -> Summary:
         """The whole run. The summary is written whatever happens; a failure or an interrupt is raised after that."""
@@ -248,6 +261,8 @@ class TrainingRun:
                 self._tell(EventKind.RUN_ENDED, status=status.value, reason=reason)
                 self._prepared.folder.write_summary(summary)
                 self._draw()
+                await self._sinks.close()
+                self._tell_of_sinks()
         return summary
 
     # --- parts ------------------------------------------------------------------------------------------------------
@@ -301,7 +316,7 @@ class TrainingRun:
         config, folder = self._prepared.config, self._prepared.folder
         outlets = Outlets(
             on_step=self._on_step,
-            on_event=folder.append_event,
+            on_event=self._record_event,
             checkpoint_path=folder.checkpoint_path,
             on_checkpoint=lambda _: retain(folder.checkpoints_dir, keep=config.checkpoint.keep),
             origin_s=self._origin_s,
@@ -368,6 +383,7 @@ class TrainingRun:
                 waits=tuple(waits),
             )
             self._prepared.folder.write_waits(report)
+            self._tell_of_sinks()
             await asyncio.sleep(_WAITS_EACH_S)
 
     def _phase(self, name: str, *, total: int) -> None:
@@ -377,7 +393,16 @@ class TrainingRun:
 
     def _tell(self, kind: EventKind, **fields: str | int | float) -> None:
         time_s = asyncio.get_running_loop().time() - self._origin_s
-        self._prepared.folder.append_event(Event(kind=kind, time_s=time_s, fields=fields))
+        self._record_event(Event(kind=kind, time_s=time_s, fields=fields))
+
+    def _record_event(self, event: Event) -> None:
+        self._prepared.folder.append_event(event)
+        self._sinks.event(event)
+
+    def _tell_of_sinks(self) -> None:
+        for problem in self._sinks.problems():
+            self._tell(EventKind.SINK_FAILED, detail=problem)
+            self._reporter.note(problem)
 
     def _at_step(self, step: int) -> None:
         """Steps up to this one are done; an incarnation goes back to that of its checkpoint."""
@@ -388,6 +413,7 @@ class TrainingRun:
     def _on_step(self, step: int, record: dict[str, float]) -> None:
         self._at_step(step)
         self._prepared.folder.append_metrics(record)
+        self._sinks.record(record)
         self._step_seconds.append(record["time/step_s"])
         remaining = self._prepared.config.num_steps - step
         eta_s = remaining * sum(self._step_seconds) / len(self._step_seconds)
