@@ -54,6 +54,7 @@ COMMANDS = {
     "why": "run --json",
     "eval": "source --set --json",
     "ledger audit": "run --json",
+    "dashboard": "runs --host --port --token-file",
     "models list": "--json",
     "models get": "name",
     "version": "",
