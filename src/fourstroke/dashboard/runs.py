@@ -79,8 +79,8 @@ class Run:
         folder = self.folder
         ledger_files = (folder.ledger_path, folder.ledger_path.with_name(f"{folder.ledger_path.name}-wal"))
         self._config = _Cached(lambda: load_config(folder.config_path), [folder.config_path])
-        self._metrics = _Cached(lambda: _present(folder.metrics_path, read_metrics, []), [folder.metrics_path])
-        self._events = _Cached(lambda: _present(folder.events_path, read_events, []), [folder.events_path])
+        self._metrics = _Cached(lambda: _present(folder.metrics_path, read_metrics) or [], [folder.metrics_path])
+        self._events = _Cached(lambda: _present(folder.events_path, read_events) or [], [folder.events_path])
         self._audit = _Cached(self._read_audit, ledger_files)
         self._scores = _Cached(self.index.scores_by_step, ledger_files)
 
@@ -117,7 +117,7 @@ class Run:
     @property
     def waits(self) -> WaitsReport | None:
         """What each part waits for, or last waited for; None before the run wrote it."""
-        return _present(self.folder.waits_path, read_waits, None)
+        return _present(self.folder.waits_path, read_waits)
 
     @property
     def summary(self) -> Summary | None:
@@ -220,8 +220,8 @@ def _run_folders(path: Path) -> list[Path]:
     return [file.parent for file in sorted(path.glob("*/run.json"))]
 
 
-def _present(path: Path, read: Callable[[Path], T], absent: T) -> T:
-    return read(path) if path.is_file() else absent
+def _present(path: Path, read: Callable[[Path], T]) -> T | None:
+    return read(path) if path.is_file() else None
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
