@@ -57,6 +57,7 @@ COMMANDS = {
     "compare": "run other --json",
     "show": "run --json",
     "ledger audit": "run --json",
+    "dashboard": "runs --host --port --token-file",
     "models list": "--json",
     "models get": "name",
     "version": "",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import json
 import math
@@ -246,6 +247,26 @@ def models_get(name: Annotated[str, typer.Argument(help="Catalogue name, Hugging
     from fourstroke.trainer.catalogue import verify_model
 
     print(verify_model(name, cache_dir=process_settings().cache_dir))
+
+
+@app.command()
+def dashboard(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders that hold some; without one: runs.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that is not loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File that holds the token that readers must give.", show_default=False)
+    ] = None,
+) -> None:
+    """Show runs as a local web page, live while they train; prints its address and serves until Ctrl-C."""
+    from fourstroke.dashboard.serve import serve
+
+    say = functools.partial(print, flush=True)
+    serve(runs or [Path("runs")], host=host, port=port, token_file=token_file, say=say)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """The run folder: layout, schema, ledger, payload, readers. The only room that touches SQLite."""
 
+from fourstroke.store.episodes import EpisodeFilter, EpisodeIndex, EpisodeOrder, EpisodePage, EpisodeRow, read_reference
 from fourstroke.store.files import write_atomic, writing
 from fourstroke.store.ledger import LOST, Audit, Incarnation, Ledger, PendingDraw
 from fourstroke.store.payload import PayloadWriter, read_payload
@@ -10,6 +11,11 @@ from fourstroke.store.summary import RunStatus, Summary
 __all__ = [
     "LOST",
     "Audit",
+    "EpisodeFilter",
+    "EpisodeIndex",
+    "EpisodeOrder",
+    "EpisodePage",
+    "EpisodeRow",
     "Incarnation",
     "Ledger",
     "PayloadWriter",
@@ -21,6 +27,7 @@ __all__ = [
     "read_events",
     "read_metrics",
     "read_payload",
+    "read_reference",
     "read_summary",
     "read_waits",
     "write_atomic",
