@@ -56,6 +56,7 @@ COMMANDS = {
     "eval": "source --set --json",
     "compare": "run other --json",
     "show": "run --json",
+    "episodes": "run --step --min-score --max-score --stop --unscored --task --text --limit --json",
     "ledger audit": "run --json",
     "dashboard": "runs --host --port --token-file",
     "models list": "--json",

@@ -30,6 +30,7 @@ from fourstroke.errors import ClusterDiedError, ConfigError, FourstrokeError, Ru
 from fourstroke.observability import Reporter, describe_waits, make_reporter, printable, unix_now
 from fourstroke.orchestration.guardian import Guard, guarded
 from fourstroke.recipes import RECIPES
+from fourstroke.types import StopReason
 
 if TYPE_CHECKING:
     from fourstroke.orchestration.training_run import PreparedRun
@@ -46,6 +47,9 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 _SAME_SIGNAL_S = 0.5
 # Waits that ``why`` prints: a rollout has one for each request.
 _MOST_WAITS = 20
+
+# Characters of a reply that ``episodes`` prints; --json prints all.
+_MOST_REPLY = 200
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -227,6 +231,47 @@ def show(
     reporter = make_reporter(sys.stdout)
     reporter.summary(summary_lines(summary, curves=folder.curves_path))
     reporter.close()
+
+
+@app.command()
+def episodes(  # noqa: PLR0913 - each is an option of the command
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    *,
+    step: Annotated[int | None, typer.Option(help="Training step that used it.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="Least score.")] = None,
+    max_score: Annotated[float | None, typer.Option(help="Largest score.")] = None,
+    stop: Annotated[StopReason | None, typer.Option(help="Why it ended.")] = None,
+    unscored: Annotated[bool, typer.Option("--unscored", help="Only those whose grading failed.")] = False,
+    task: Annotated[str, typer.Option(help="Beginning of the task's id.")] = "",
+    text: Annotated[str, typer.Option(help="What the reply holds, in letters of any case.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Most episodes to print.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List a run's episodes, the newest first."""
+    from fourstroke.store import EpisodeFilter, RunFolder, search_episodes
+
+    chosen = EpisodeFilter(
+        step=step,
+        min_score=min_score,
+        max_score=max_score,
+        stop=stop.value if stop else "",
+        verdict="unscored" if unscored else "",
+        task=task,
+    )
+    found, has_more = search_episodes(RunFolder.open(run), chosen, text=text, limit=limit)
+    if as_json:
+        print(json.dumps({"episodes": msgspec.to_builtins(found), "has_more": has_more}))
+        return
+    for episode in found:
+        row = episode.row
+        score = row.verdict if row.score is None else f"{row.score:.3f}"
+        used = f"step {row.step}" if row.step is not None else row.dropped_for or row.state
+        print(printable(f"{row.key}.{row.member}  {used}  {score}  {row.stop}  {row.num_tokens} tokens  {row.task_id}"))
+        print(f"  {printable(episode.problem or episode.reply, most=_MOST_REPLY)}")
+        if row.reason:
+            print(f"  {printable(row.reason, most=_MOST_REPLY)}")
+    if has_more or not found:
+        print(f"there are more; --limit {2 * limit} prints them" if has_more else "no episode matches")
 
 
 @models_app.command("list")

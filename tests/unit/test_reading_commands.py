@@ -12,6 +12,7 @@ from fourstroke.errors import RunFolderError
 from fourstroke.observability import utc_now
 from fourstroke.orchestration.training_run import summary_lines
 from fourstroke.store import RunFolder, RunStatus, Summary
+from fourstroke.testing.recorded_run import RecordedRun, record_run
 from fourstroke.types import Estimate
 
 HOSTILE = "a\x1b[2J\u202eb\x9b31m\x07\r\n"
@@ -79,3 +80,63 @@ def test_compare_prints_lines_or_json(folder):
     assert "difference +1.000" in _run("compare", folder.path)
     (comparison,) = json.loads(_run("compare", folder.path, folder.path, "--json"))[:1]
     assert (comparison["first"]["evaluation"], comparison["found"]["difference"]) == ("before", 0.0)
+
+
+# --- episodes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    replies = ("The answer is 7", HOSTILE, "nothing " * 1_300_000)
+    return record_run(tmp_path_factory.mktemp("runs"), RecordedRun(name="demo", num_steps=3, replies=replies))
+
+
+def _found(recorded, *arguments):
+    return json.loads(_run("episodes", recorded, "--json", *arguments))
+
+
+def test_episodes_are_the_newest_first_and_no_more_than_asked(recorded):
+    found = _found(recorded, "--limit", 5)
+
+    assert len(found["episodes"]) == 5
+    assert found["has_more"] is True
+    keys = [episode["row"]["key"] for episode in found["episodes"]]
+    assert keys == sorted(keys, reverse=True)
+    assert not _found(recorded, "--limit", 1000)["has_more"]
+
+
+def test_each_filter_holds_for_all_that_it_finds_and_finds_all_that_hold(recorded):
+    rows = [(one["row"], one["reply"]) for one in _found(recorded, "--limit", 1000)["episodes"]]
+    task = rows[0][0]["task_id"]
+    for arguments, holds in (
+        (("--step", 2), lambda row, _: row["step"] == 2),
+        (("--min-score", 1), lambda row, _: row["score"] is not None and row["score"] >= 1),
+        (("--max-score", 0.5), lambda row, _: row["score"] is not None and row["score"] <= 0.5),
+        (("--stop", "length"), lambda row, _: row["stop"] == "length"),
+        (("--unscored",), lambda row, _: row["verdict"] == "unscored"),
+        (("--task", task), lambda row, _: row["task_id"] == task),
+        (("--text", "ANSWER IS"), lambda _, reply: "answer is" in reply.lower()),
+        (("--text", "answer is", "--step", 1), lambda row, reply: row["step"] == 1 and "answer is" in reply.lower()),
+    ):
+        expected = [row for row, reply in rows if holds(row, reply)]
+        found = [one["row"] for one in _found(recorded, "--limit", 1000, *arguments)["episodes"]]
+        assert found == expected, arguments
+        assert 0 < len(found) < len(rows), arguments
+
+
+def test_hostile_replies_are_lines_without_a_control_character(recorded):
+    shown = _run("episodes", recorded, "--limit", 1000)
+
+    assert r"  a\x1b[2J\u202eb\x9b31m\x07\r\n" in shown
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert "more characters)" in shown
+    assert max(len(line) for line in shown.splitlines()) < 300
+
+
+def test_episodes_whose_payload_is_gone_are_listed_with_the_reason(tmp_path):
+    path = record_run(tmp_path, RecordedRun(name="demo", num_steps=1))
+    for segment in (path / "payload").iterdir():
+        segment.unlink()
+
+    assert "the file is missing" in _run("episodes", path, "--limit", 1)
+    assert _run("episodes", path, "--text", "answer") == "no episode matches\n"

@@ -19,7 +19,7 @@ def visible(text: str) -> str:
         >>> visible("one\ntwo\x1b[31m \u202eabc")
         'one\ntwo\\x1b[31m \\u202eabc'
     """
-    return "\n".join(printable(line) for line in text.split("\n"))
+    return "\n".join(printable(line, most=len(line)) for line in text.split("\n"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

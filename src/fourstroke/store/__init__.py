@@ -6,6 +6,7 @@ from fourstroke.store.ledger import LOST, Audit, Incarnation, Ledger, PendingDra
 from fourstroke.store.payload import PayloadWriter, read_payload
 from fourstroke.store.readers import read_events, read_metrics, read_summary, read_waits
 from fourstroke.store.run_folder import RunFolder, RunIdentity
+from fourstroke.store.search import FoundEpisode, search_episodes
 from fourstroke.store.summary import RunStatus, Summary
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "EpisodeOrder",
     "EpisodePage",
     "EpisodeRow",
+    "FoundEpisode",
     "Incarnation",
     "Ledger",
     "PayloadWriter",
@@ -30,6 +32,7 @@ __all__ = [
     "read_reference",
     "read_summary",
     "read_waits",
+    "search_episodes",
     "write_atomic",
     "writing",
 ]

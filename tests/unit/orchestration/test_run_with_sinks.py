@@ -14,6 +14,7 @@ from fourstroke.store import RunFolder, RunStatus, read_events, read_metrics
 from fourstroke.testing.engine import FakeEngineSettings
 from fourstroke.testing.environment import FakeTaskset, ParityGrader
 from fourstroke.testing.run import FakeParts, SilentReporter, prepared_on_fakes
+from fourstroke.testing.trainer import FakeTrainer
 
 
 def _run(tmp_path, **sinks):
@@ -29,8 +30,8 @@ def _run(tmp_path, **sinks):
         }
     )
     folder, reporter, taskset = RunFolder.create(config, now=utc_now()), SilentReporter(), FakeTaskset(num_train=6)
-    engine = FakeEngineSettings(vocab_size=128, max_model_len=64)
-    parts = FakeParts(taskset=taskset, grader=ParityGrader(), engine=engine, trainers=())
+    engine = FakeEngineSettings(vocab_size=128, max_model_len=64, token_s=1e-4)
+    parts = FakeParts(taskset=taskset, grader=ParityGrader(), engine=engine, trainers=[FakeTrainer(verb_s=0.0)])
     prepared = prepared_on_fakes(folder, config, taskset=taskset)
     summary = asyncio.run(TrainingRun(prepared, reporter=reporter, makers=parts, root_pid=os.getpid()).run())
     folder.close()
