@@ -29,6 +29,7 @@ _COLUMNS = (
 )
 
 _NUM_STEPS_SHOWN = 8
+_COLUMN_WIDTH = 8
 # A text that a person reads on a terminal is shorter; what a model wrote may have any length.
 _MOST_CHARACTERS = 10_000
 
@@ -226,8 +227,10 @@ class LiveReporter:
         if not self._rows:
             return bar
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-        for heading in ("step", *(heading for heading, *_ in _COLUMNS)):
-            table.add_column(heading, justify="right", min_width=8)
+        # A column that does not fit whole is left out: half a number is another number.
+        num_fitting = max(2, self._console.width // (_COLUMN_WIDTH + 2))
+        for heading in ("step", *(heading for heading, *_ in _COLUMNS))[:num_fitting]:
+            table.add_column(heading, justify="right", min_width=_COLUMN_WIDTH)
         for position, row in enumerate(self._rows):
-            table.add_row(*row, style="" if position == len(self._rows) - 1 else "dim")
+            table.add_row(*row[:num_fitting], style="" if position == len(self._rows) - 1 else "dim")
         return Group(bar, Text(""), table)

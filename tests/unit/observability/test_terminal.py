@@ -87,6 +87,17 @@ def test_live_keeps_the_latest_steps_only() -> None:
     reporter.close()
 
 
+@pytest.mark.parametrize(("width", "shown"), [(100, 5), (50, 5), (44, 4), (20, 2)])
+def test_live_leaves_out_columns_that_do_not_fit_whole(width: int, shown: int) -> None:
+    stream = io.StringIO()
+    reporter = LiveReporter(Console(file=stream, force_terminal=True, width=width, color_system=None))
+    reporter.step(3, total=40, record=RECORD, eta_s=61.0)
+    reporter.close()
+    cells = ["3", "0.250", "11.3", "430", "0.0021"]
+    last = re.findall(r"^ +3 .*$", stream.getvalue(), re.MULTILINE)[-1]
+    assert re.findall(r"[\d.]+", last)[:5] == cells[:shown]
+
+
 @pytest.mark.parametrize("is_live", [False, True])
 def test_text_of_a_model_neither_steers_the_terminal_nor_is_markup(is_live: bool) -> None:
     stream = io.StringIO()
