@@ -27,7 +27,7 @@ import typer
 import fourstroke
 from fourstroke.config import RunConfig, dump_config, load_config, process_settings
 from fourstroke.errors import ClusterDiedError, ConfigError, FourstrokeError, RunFolderError
-from fourstroke.observability import Reporter, describe_waits, make_reporter, printable, unix_now
+from fourstroke.observability import PlainReporter, Reporter, describe_waits, make_reporter, printable, unix_now
 from fourstroke.orchestration.guardian import Guard, guarded
 from fourstroke.recipes import RECIPES
 from fourstroke.types import StopReason
@@ -228,9 +228,7 @@ def show(
     if as_json:
         print(json.dumps(msgspec.to_builtins(summary)))
         return
-    reporter = make_reporter(sys.stdout)
-    reporter.summary(summary_lines(summary, curves=folder.curves_path))
-    reporter.close()
+    PlainReporter(sys.stdout).summary(summary_lines(summary, curves=folder.curves_path))
 
 
 @app.command()
