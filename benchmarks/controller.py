@@ -36,6 +36,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import psutil
 import ray
 from report import ROOT, report
@@ -53,6 +54,7 @@ from fourstroke.testing.run import FakeRun
 from fourstroke.types import (
     Assignment,
     BatchRecord,
+    Canary,
     Completion,
     Engine,
     EpisodeRecord,
@@ -83,6 +85,7 @@ IDLE_S = 5.0
 PAUSE_S = 0.1
 MOVES_OF_A_GROUP = 7
 PROMPT_TOKENS = 28
+CANARY = Canary(ids_BT=np.zeros((4, 64), np.int32), logprobs_BT=np.full((4, 63), -1.0, np.float32))
 
 
 @dataclass
@@ -133,6 +136,15 @@ class InstantEngine:
             answer = encode(decode(message, Publication).version)
         self.version = decode(answer, WeightVersion)
         return self.version
+
+    async def score(self, ids_BT: np.ndarray) -> Canary:
+        """What the trainer says too."""
+        assert ids_BT.shape == CANARY.ids_BT.shape
+        self._elsewhere.num_calls += 1
+        message = encode(CANARY)
+        with self._elsewhere.working():
+            answer = encode(decode(message, Canary))
+        return decode(answer, Canary)
 
     async def resume(self) -> None:
         """Nothing waits."""
@@ -223,6 +235,13 @@ class InstantTrainer:
         version = WeightVersion(incarnation=incarnation, number=number, digest=f"{number:016x}")
         return Publication(version=version, path="", size_bytes=0, tensors=())
 
+    async def canary(self) -> Canary:
+        """The same of all weights."""
+        self._elsewhere.num_calls += 1
+        with self._elsewhere.working():
+            answer = encode(CANARY)
+        return decode(answer, Canary)
+
     async def save(self, folder: str, *, step: int) -> None:
         """Nothing to keep."""
         assert folder
@@ -298,7 +317,13 @@ def make_record(assignment: Assignment) -> GroupRecord:
             ),
             num_sampled_tokens=num_tokens,
             versions=(VersionRun(version=assignment.admitted_version, num_tokens=num_tokens),),
-            rows=(RowShape(num_tokens=PROMPT_TOKENS + num_tokens, num_loss_tokens=num_tokens),),
+            rows=(
+                RowShape(
+                    num_tokens=PROMPT_TOKENS + num_tokens,
+                    num_loss_tokens=num_tokens,
+                    num_shared_tokens=PROMPT_TOKENS if member else 0,
+                ),
+            ),
             failure="",
         )
 
@@ -498,8 +523,6 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 
 def _request() -> SampleRequest:
-    import numpy as np
-
     return SampleRequest(
         id="g0",
         prompt_ids=np.arange(PROMPT_TOKENS, dtype=np.int32),

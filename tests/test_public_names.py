@@ -24,7 +24,7 @@ TYPES = """
 """
 CONFIG = """
     AlgorithmConfig BUNDLES Bundle CheckpointConfig DeadlinesConfig EngineConfig EvaluationConfig GraderConfig
-    ModelConfig ProcessSettings Reference RolloutConfig RunConfig SupervisionConfig TaskConfig TrainerConfig
+    ModelConfig ProcessSettings Reference RolloutConfig RunConfig SinksConfig SupervisionConfig TaskConfig TrainerConfig
     dump_config load_config process_settings resolve_reference
 """
 ERRORS = {
@@ -43,6 +43,7 @@ ERRORS = {
     "CodecError": 1,
     "DataError": 1,
     "GradingError": 1,
+    "SinkError": 1,
     "DoesNotFitError": 1,
     "TooManyDropsError": 8,
     "InterruptedRunError": 130,
@@ -53,7 +54,11 @@ COMMANDS = {
     "resume": "run --set",
     "why": "run --json",
     "eval": "source --set --json",
+    "compare": "run other --json",
+    "show": "run --json",
+    "episodes": "run --step --min-score --max-score --stop --unscored --task --text --limit --json",
     "ledger audit": "run --json",
+    "dashboard": "runs --host --port --token-file",
     "models list": "--json",
     "models get": "name",
     "version": "",

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import io
 import json
 import math
 import os
@@ -24,10 +26,11 @@ import typer
 
 import fourstroke
 from fourstroke.config import RunConfig, dump_config, load_config, process_settings
-from fourstroke.errors import ClusterDiedError, ConfigError, FourstrokeError
-from fourstroke.observability import Reporter, describe_waits, make_reporter, printable, unix_now
+from fourstroke.errors import ClusterDiedError, ConfigError, FourstrokeError, RunFolderError
+from fourstroke.observability import PlainReporter, Reporter, describe_waits, make_reporter, printable, unix_now
 from fourstroke.orchestration.guardian import Guard, guarded
 from fourstroke.recipes import RECIPES
+from fourstroke.types import StopReason
 
 if TYPE_CHECKING:
     from fourstroke.orchestration.training_run import PreparedRun
@@ -44,6 +47,9 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 _SAME_SIGNAL_S = 0.5
 # Waits that ``why`` prints: a rollout has one for each request.
 _MOST_WAITS = 20
+
+# Characters of a reply that ``episodes`` prints; --json prints all.
+_MOST_REPLY = 200
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -188,6 +194,84 @@ def ledger_audit(
         raise typer.Exit(1)
 
 
+@app.command()
+def compare(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    other: Annotated[Path | None, typer.Argument(help="Another; without it: the run before and after.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare evaluations task by task: two runs, or one run before and after its training."""
+    from fourstroke.evaluation import compare_runs
+    from fourstroke.store import RunFolder
+
+    comparisons = compare_runs(RunFolder.open(run), RunFolder.open(other) if other else None)
+    if as_json:
+        print(json.dumps([msgspec.to_builtins(comparison) for comparison in comparisons]))
+        return
+    for comparison in comparisons:
+        for line in comparison.lines():
+            print(printable(line))
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Print the summary of a run that ended, as its end printed it."""
+    from fourstroke.orchestration.training_run import summary_lines
+    from fourstroke.store import RunFolder, read_summary
+
+    folder = RunFolder.open(run)
+    if not folder.summary_path.is_file():
+        raise RunFolderError(f"{run} has not ended, so there is no summary; see fourstroke why {run}")
+    summary = read_summary(folder.summary_path)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(summary)))
+        return
+    PlainReporter(sys.stdout).summary(summary_lines(summary, curves=folder.curves_path))
+
+
+@app.command()
+def episodes(  # noqa: PLR0913 - each is an option of the command
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    *,
+    step: Annotated[int | None, typer.Option(help="Training step that used it.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="Least score.")] = None,
+    max_score: Annotated[float | None, typer.Option(help="Largest score.")] = None,
+    stop: Annotated[StopReason | None, typer.Option(help="Why it ended.")] = None,
+    unscored: Annotated[bool, typer.Option("--unscored", help="Only those whose grading failed.")] = False,
+    task: Annotated[str, typer.Option(help="Beginning of the task's id.")] = "",
+    text: Annotated[str, typer.Option(help="What the reply holds, in letters of any case.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Most episodes to print.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List a run's episodes, the newest first."""
+    from fourstroke.store import EpisodeFilter, RunFolder, search_episodes
+
+    chosen = EpisodeFilter(
+        step=step,
+        min_score=min_score,
+        max_score=max_score,
+        stop=stop.value if stop else "",
+        verdict="unscored" if unscored else "",
+        task=task,
+    )
+    found, has_more = search_episodes(RunFolder.open(run), chosen, text=text, limit=limit)
+    if as_json:
+        print(json.dumps({"episodes": msgspec.to_builtins(found), "has_more": has_more}))
+        return
+    for episode in found:
+        row = episode.row
+        score = row.verdict if row.score is None else f"{row.score:.3f}"
+        used = f"step {row.step}" if row.step is not None else row.dropped_for or row.state
+        print(printable(f"{row.key}.{row.member}  {used}  {score}  {row.stop}  {row.num_tokens} tokens  {row.task_id}"))
+        print(f"  {printable(episode.problem or episode.reply, most=_MOST_REPLY)}")
+        if row.reason:
+            print(f"  {printable(row.reason, most=_MOST_REPLY)}")
+    if has_more or not found:
+        print(f"there are more; --limit {2 * limit} prints them" if has_more else "no episode matches")
+
+
 @models_app.command("list")
 def models_list(as_json: AsJson = False) -> None:
     """Print the catalogue."""
@@ -206,6 +290,26 @@ def models_get(name: Annotated[str, typer.Argument(help="Catalogue name, Hugging
     from fourstroke.trainer.catalogue import verify_model
 
     print(verify_model(name, cache_dir=process_settings().cache_dir))
+
+
+@app.command()
+def dashboard(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders that hold some; without one: runs.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that is not loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File that holds the token that readers must give.", show_default=False)
+    ] = None,
+) -> None:
+    """Show runs as a local web page, live while they train; prints its address and serves until Ctrl-C."""
+    from fourstroke.dashboard.serve import serve
+
+    say = functools.partial(print, flush=True)
+    serve(runs or [Path("runs")], host=host, port=port, token_file=token_file, say=say)
 
 
 @app.command()
@@ -242,6 +346,10 @@ def _run_to_end(main: Any) -> Any:
 
 def main() -> None:
     """Entry point of the ``fourstroke`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal's encoding has no letter for is shown as an escape, and never ends a run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except FourstrokeError as error:

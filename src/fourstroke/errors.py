@@ -105,6 +105,10 @@ class GradingError(FourstrokeError, RuntimeError):
     """A grader could not judge an episode; becomes an ``Unscored`` verdict, never a score."""
 
 
+class SinkError(FourstrokeError, RuntimeError):
+    """A copy of a run's numbers could not be made (TensorBoard and the like); told to a person, and stops nothing."""
+
+
 class InterruptedRunError(FourstrokeError, InterruptedError):
     """The user asked the run to stop (Ctrl-C, SIGTERM)."""
 

@@ -46,6 +46,11 @@ def cross_checks(config: RunConfig) -> Iterator[str]:
         )
     if any(k < 1 for k in config.evaluation.pass_at):
         yield f"evaluation.pass_at = {list(config.evaluation.pass_at)} holds a k below 1; drop it"
+    if "mlflow" in config.sinks.use and not config.sinks.mlflow_uri:
+        yield (
+            "sinks.use names 'mlflow', and sinks.mlflow_uri is null; set it to a tracking server "
+            "(http://127.0.0.1:5000) or a database (sqlite:///mlflow.db)"
+        )
 
 
 def _order_checks(config: RunConfig) -> Iterator[str]:

@@ -30,7 +30,12 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML whose scientific notation is a number."""
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
+class _Dumper(yaml.SafeDumper):
+    """Its other side: a text that looks like such a number is quoted."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
 
 
 def _parse_yaml(text: str, origin: str) -> Any:
@@ -74,7 +79,7 @@ def load_config(base: Mapping[str, Any] | RunConfig | Path, *, overrides: Iterab
 
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML; :func:`load_config` reads it back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

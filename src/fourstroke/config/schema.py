@@ -149,7 +149,7 @@ class EvaluationConfig(Section):
     after: bool = Field(True, description="Evaluate after the last step.")
     num_tasks: int | None = Field(None, ge=2, description="Held-out tasks to use, in the split's order; null: all.")
     samples_per_task: int = Field(4, ge=1, description="Episodes for each task, n.")
-    pass_at: tuple[int, ...] = Field((1,), description="Values of k for the unbiased pass@k; none above n.")
+    pass_at: tuple[int, ...] = Field((1,), description="Values of k for the unbiased pass@k and pass^k; none above n.")
 
 
 class CheckpointConfig(Section):
@@ -180,6 +180,24 @@ class DeadlinesConfig(Section):
     answer_s: float = Field(60.0, gt=0, description="A part to answer whether it lives; one that does not is replaced.")
 
 
+class SinksConfig(Section):
+    """Copies of a run's numbers for other tools. The run folder has all of them in any case."""
+
+    use: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = Field(
+        (), description="Tools that get a copy; each needs its library."
+    )
+    project: str = Field("fourstroke", min_length=1, description="Project of W&B, experiment of MLflow.")
+    wandb_mode: Literal["offline", "online"] = Field(
+        "offline", description="Whether W&B uploads while the run goes, or leaves files for `wandb sync`."
+    )
+    mlflow_uri: str | None = Field(
+        None,
+        description="MLflow's tracking server (http://...) or database (sqlite:///...); it must be set for mlflow.",
+    )
+    prometheus_host: str = Field("127.0.0.1", description="Address on which Prometheus may fetch; no token guards it.")
+    prometheus_port: int = Field(9464, ge=0, lt=2**16, description="Port for it; 0 takes a free one.")
+
+
 class RunConfig(Section):
     """Everything that decides a run.
 
@@ -206,3 +224,4 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
+    sinks: SinksConfig = SinksConfig()

@@ -16,7 +16,7 @@ import numpy as np
 
 from fourstroke.config import RunConfig
 from fourstroke.errors import DataError, DoesNotFitError
-from fourstroke.evaluation.statistics import clustered_estimate, pass_at_k
+from fourstroke.evaluation.statistics import clustered_estimate, pass_at_k, pass_hat_k
 from fourstroke.types import (
     Assignment,
     Draw,
@@ -51,6 +51,7 @@ class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
         estimate: Mean score with its interval, over the tasks that have a scored episode.
         pass_at: Mean pass@k by k, over the tasks with at least k scored episodes; a k that no task allows is absent.
             An episode is correct if its score is 1 or more.
+        pass_hat: The same of pass^k, that all of k episodes are correct.
         num_tasks_without_score: Tasks that are in no mean, since none of their episodes was scored.
         num_unscored: Episodes whose grader, environment or engine failed; ``num_failed`` are among them.
         num_tampered: Episodes that tried to change their own grading.
@@ -77,6 +78,22 @@ class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
     mean_tokens: float
     seconds: float
     scores: dict[str, list[float]]
+    pass_hat: dict[int, float] = {}
+
+
+def counted_apart(report: EvaluationReport) -> dict[str, int]:
+    """Episodes that are no plain score, each kind apart: none is counted twice but those cut by length.
+
+    Example:
+        >>> counted_apart(report)  # doctest: +SKIP
+        {'failed': 2, 'not scored': 1, 'tampered': 1, 'cut by length': 1}
+    """
+    return {
+        "failed": report.num_failed,
+        "not scored": report.num_unscored - report.num_failed,
+        "tampered": report.num_tampered,
+        "cut by length": report.num_truncated,
+    }
 
 
 async def evaluate(
@@ -179,7 +196,8 @@ def _report(
         name=name,
         version=version,
         estimate=clustered_estimate(scored),
-        pass_at=_pass_at(scored, config.evaluation.pass_at),
+        pass_at=_mean_by_k(pass_at_k, scored, config.evaluation.pass_at),
+        pass_hat=_mean_by_k(pass_hat_k, scored, config.evaluation.pass_at),
         num_tasks_without_score=len(groups) - len(scored),
         num_unscored=sum(isinstance(member.verdict, Unscored) for member in members),
         num_tampered=sum(isinstance(member.verdict, Tamper) for member in members),
@@ -191,9 +209,11 @@ def _report(
     )
 
 
-def _pass_at(scores_by_task: Sequence[np.ndarray], ks: Sequence[int]) -> dict[int, float]:
+def _mean_by_k(
+    estimator: Callable[[int, int, int], float], scores_by_task: Sequence[np.ndarray], ks: Sequence[int]
+) -> dict[int, float]:
     counts = [(len(scores_G), int((scores_G >= 1.0).sum())) for scores_G in scores_by_task]
-    by_k = {k: [pass_at_k(n, correct, k) for n, correct in counts if n >= k] for k in ks}
+    by_k = {k: [estimator(n, correct, k) for n, correct in counts if n >= k] for k in ks}
     return {k: sum(values) / len(values) for k, values in by_k.items() if values}
 
 

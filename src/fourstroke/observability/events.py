@@ -31,6 +31,7 @@ class EventKind(StrEnum):
     CHECKPOINT_WRITTEN = "checkpoint_written"
     PART_REPLACED = "part_replaced"
     FAULT = "fault"
+    SINK_FAILED = "sink_failed"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,18 +29,34 @@ _COLUMNS = (
 )
 
 _NUM_STEPS_SHOWN = 8
+_COLUMN_WIDTH = 8
+# A text that a person reads on a terminal is shorter; what a model wrote may have any length.
+_MOST_CHARACTERS = 10_000
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, most: int = _MOST_CHARACTERS) -> str:
     r"""The text on one line, with every character that could steer a terminal written as an escape.
+
+    Control characters, marks that turn the writing's direction, halves of surrogate pairs (what broken UTF-8 becomes)
+    and line ends are such. A long text is cut before it is looked at, so that 10 MB cost no more than a page.
+
+    Args:
+        text: Any text.
+        most: Characters of it to show; how many more there are is said at the end.
 
     Example:
         >>> print(printable("red \x1b[31m and\nback \u202e"))
         red \x1b[31m and\nback \u202e
+        >>> printable("ab" * 1000, most=3)
+        'aba… (1,997 more characters)'
     """
-    return "".join(
-        char.encode("unicode_escape").decode() if unicodedata.category(char) in _UNPRINTABLE else char for char in text
-    )
+    shown, num_more = text[:most], len(text) - most
+    if not shown.isprintable():
+        shown = "".join(
+            char.encode("unicode_escape").decode() if unicodedata.category(char) in _UNPRINTABLE else char
+            for char in shown
+        )
+    return f"{shown}… ({num_more:,} more characters)" if num_more > 0 else shown
 
 
 def duration(seconds: float | None) -> str:
@@ -211,8 +227,10 @@ class LiveReporter:
         if not self._rows:
             return bar
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-        for heading in ("step", *(heading for heading, *_ in _COLUMNS)):
-            table.add_column(heading, justify="right", min_width=8)
+        # A column that does not fit whole is left out: half a number is another number.
+        num_fitting = max(2, self._console.width // (_COLUMN_WIDTH + 2))
+        for heading in ("step", *(heading for heading, *_ in _COLUMNS))[:num_fitting]:
+            table.add_column(heading, justify="right", min_width=_COLUMN_WIDTH)
         for position, row in enumerate(self._rows):
-            table.add_row(*row, style="" if position == len(self._rows) - 1 else "dim")
+            table.add_row(*row[:num_fitting], style="" if position == len(self._rows) - 1 else "dim")
         return Group(bar, Text(""), table)

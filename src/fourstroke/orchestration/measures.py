@@ -64,7 +64,8 @@ def dtype_mismatch_limit(config: RunConfig) -> float:
 def mean_abs_log_ratio(passes: Sequence[StepStats]) -> float:
     """Mean |current - behaviour| over the loss tokens that went through the model; 0 if there were none."""
     num_tokens = sum(stats.num_tokens for stats in passes)
-    return sum(stats.sums[LossMetric.ABS_LOG_RATIO] for stats in passes) / num_tokens if num_tokens else 0.0
+    total = sum(stats.sums[LossMetric.ABS_LOG_RATIO] for stats in passes if stats.num_tokens)
+    return total / num_tokens if num_tokens else 0.0
 
 
 def add_rollout(book: MetricBook, group: GroupRecord) -> None:
@@ -105,6 +106,7 @@ def add_passes(
 ) -> None:
     """One update's forward and backward passes; ``num_rows`` are those of its batch, seen by the model or not."""
     num_seen = sum(len(microbatch.rows) for microbatch in microbatches)
+    passes = [stats for stats in passes if stats.num_tokens]  # one without a token summed up nothing
     book.add("train/rows/skipped_fraction", float(num_rows - num_seen), num_rows)
     book.add("train/loss/loss", sum(stats.sums[LossMetric.LOSS] for stats in passes), 1)
     for name, metric in _PER_TOKEN.items():

@@ -24,7 +24,7 @@ import psutil
 from fourstroke.config import ProcessSettings, RunConfig, resolve_reference
 from fourstroke.engines.fleet import Fleet
 from fourstroke.errors import ConfigError, FourstrokeError, InterruptedRunError
-from fourstroke.evaluation import EvaluationReport, evaluate
+from fourstroke.evaluation import EvaluationReport, counted_apart, evaluate, in_words, read_evaluations
 from fourstroke.observability import (
     Event,
     EventKind,
@@ -37,6 +37,7 @@ from fourstroke.observability import (
     unix_now,
     utc_now,
 )
+from fourstroke.observability.sinks import SinkFeed, SinkSite, check_sinks
 from fourstroke.orchestration.controller import Outlets
 from fourstroke.orchestration.faults import work_under_watch
 from fourstroke.orchestration.incarnations import Crew, Incarnations, assemble, started
@@ -93,6 +94,16 @@ class PreparedRun:
             payload_dir=self.folder.payload_dir,
         )
 
+    @property
+    def sink_site(self) -> SinkSite:
+        """What its sinks know of it."""
+        return SinkSite(
+            run=self.folder.path.name,
+            folder=self.folder.sinks_dir,
+            settings=self.config.model_dump(mode="json"),
+            config=self.config.sinks,
+        )
+
 
 def load_tasks(config: RunConfig) -> Taskset:
     """The taskset that the configuration names; its grader is only looked at, since workers import it.
@@ -147,6 +158,7 @@ def prepare_resume(path: Path, config: RunConfig, *, settings: ProcessSettings) 
 
 
 def _checked(config: RunConfig, *, settings: ProcessSettings) -> tuple[Taskset, Path]:
+    check_sinks(config.sinks)
     taskset = load_tasks(config)
     sweep_shared_memory(settings.shared_memory_dir)
     model_path = resolve_model(config.model.name, cache_dir=settings.cache_dir)
@@ -224,6 +236,7 @@ class TrainingRun:
         self._step_seconds: deque[float] = deque(maxlen=_NUM_STEPS_FOR_ETA)
         self._watch: Watch | None = None
         self._incarnations: Incarnations | None = None
+        self._sinks = SinkFeed(prepared.sink_site)
 
     async def run(self) -> Summary:
         """The whole run. The summary is written whatever happens; a failure or an interrupt is raised after that."""
@@ -248,6 +261,8 @@ class TrainingRun:
                 self._tell(EventKind.RUN_ENDED, status=status.value, reason=reason)
                 self._prepared.folder.write_summary(summary)
                 self._draw()
+                await self._sinks.close()
+                self._tell_of_sinks()
         return summary
 
     # --- parts ------------------------------------------------------------------------------------------------------
@@ -301,7 +316,7 @@ class TrainingRun:
         config, folder = self._prepared.config, self._prepared.folder
         outlets = Outlets(
             on_step=self._on_step,
-            on_event=folder.append_event,
+            on_event=self._record_event,
             checkpoint_path=folder.checkpoint_path,
             on_checkpoint=lambda _: retain(folder.checkpoints_dir, keep=config.checkpoint.keep),
             origin_s=self._origin_s,
@@ -345,9 +360,7 @@ class TrainingRun:
 
     def _read_evaluation(self, name: str) -> None:
         """An evaluation that an earlier incarnation made, if it did: the weights that it judged are gone now."""
-        path = self._evaluation_path(name)
-        if path.is_file():
-            self._reports[name] = msgspec.json.decode(path.read_bytes(), type=EvaluationReport)
+        self._reports |= read_evaluations(self._prepared.folder.evaluations_dir, names=(name,))
 
     def _evaluation_path(self, name: str) -> Path:
         return self._prepared.folder.evaluations_dir / f"{name}.json"
@@ -370,6 +383,7 @@ class TrainingRun:
                 waits=tuple(waits),
             )
             self._prepared.folder.write_waits(report)
+            self._tell_of_sinks()
             await asyncio.sleep(_WAITS_EACH_S)
 
     def _phase(self, name: str, *, total: int) -> None:
@@ -379,7 +393,16 @@ class TrainingRun:
 
     def _tell(self, kind: EventKind, **fields: str | int | float) -> None:
         time_s = asyncio.get_running_loop().time() - self._origin_s
-        self._prepared.folder.append_event(Event(kind=kind, time_s=time_s, fields=fields))
+        self._record_event(Event(kind=kind, time_s=time_s, fields=fields))
+
+    def _record_event(self, event: Event) -> None:
+        self._prepared.folder.append_event(event)
+        self._sinks.event(event)
+
+    def _tell_of_sinks(self) -> None:
+        for problem in self._sinks.problems():
+            self._tell(EventKind.SINK_FAILED, detail=problem)
+            self._reporter.note(problem)
 
     def _at_step(self, step: int) -> None:
         """Steps up to this one are done; an incarnation goes back to that of its checkpoint."""
@@ -390,6 +413,7 @@ class TrainingRun:
     def _on_step(self, step: int, record: dict[str, float]) -> None:
         self._at_step(step)
         self._prepared.folder.append_metrics(record)
+        self._sinks.record(record)
         self._step_seconds.append(record["time/step_s"])
         remaining = self._prepared.config.num_steps - step
         eta_s = remaining * sum(self._step_seconds) / len(self._step_seconds)
@@ -425,18 +449,20 @@ class TrainingRun:
 
 
 def describe(report: EvaluationReport) -> str:
-    """One line on an evaluation, with its interval and what was left out."""
+    """One line on an evaluation: its interval, and apart from each other what failed, was not scored or was cut."""
     estimate = report.estimate
-    left_out = f", {report.num_unscored} unscored" if report.num_unscored else ""
     return (
         f"held-out {report.name}: {estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}] over "
-        f"{estimate.num_tasks} tasks x {estimate.num_samples // max(estimate.num_tasks, 1)} samples{left_out}"
+        f"{estimate.num_tasks} tasks x {estimate.num_samples // max(estimate.num_tasks, 1)} samples"
+        f"{in_words(counted_apart(report))}"
     )
 
 
 def summary_lines(summary: Summary, *, curves: Path) -> list[tuple[str, str]]:
     """The summary as pairs of name and value for a person."""
     lines = [("run", f"{summary.name}, {summary.status.value}, {summary.num_steps} steps")]
+    if summary.reason:
+        lines.append(("reason", summary.reason))
     for name, estimate in (("before", summary.before), ("after", summary.after)):
         if estimate is not None:
             interval = f"{estimate.mean:.3f}  95 % [{estimate.low:.3f}, {estimate.high:.3f}]"

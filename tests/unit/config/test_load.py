@@ -97,6 +97,7 @@ def test_a_learning_rate_is_finite_and_above_zero(text: str) -> None:
         (["rollout.groups_per_step=2", "algorithm.updates_per_step=3"], "algorithm.updates_per_step = 3", "lower it"),
         (["evaluation.samples_per_task=4", "evaluation.pass_at=[1, 8]"], "k = 8", "raise n or drop that k"),
         (["evaluation.pass_at=[0]"], "k below 1", "drop it"),
+        (["sinks.use=[mlflow]"], "sinks.mlflow_uri is null", "set it to a tracking server"),
     ],
 )
 def test_impossible_sizes_are_refused_in_one_sentence(overrides: list[str], key: str, mend: str) -> None:
@@ -256,3 +257,10 @@ def test_what_was_resolved_reads_back_equal(data: dict[str, Any], tmp_path_facto
     file.write_text(dump_config(config))
 
     assert load_config(file) == config
+
+
+def test_a_text_that_looks_like_a_number_reads_back_as_a_text(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_config(RunConfig(runs_dir="0E0")))
+
+    assert load_config(path).runs_dir == "0E0"

@@ -93,6 +93,7 @@ def test_means_leave_out_what_has_no_score_and_the_report_counts_it():
     assert report.estimate.mean == pytest.approx(2 / 3)
     assert (report.estimate.num_tasks, report.estimate.num_samples) == (3, 4)
     assert report.pass_at == {1: pytest.approx(2 / 3), 2: 1.0}  # only the first task has two scored episodes
+    assert report.pass_hat == {1: pytest.approx(2 / 3), 2: 1.0}
     assert report.num_tasks_without_score == 1
     assert (report.num_unscored, report.num_tampered, report.num_failed, report.num_truncated) == (3, 1, 2, 1)
     assert report.mean_tokens == pytest.approx((3 + 3 + 3 + 3 + 11 + 3) / 6)

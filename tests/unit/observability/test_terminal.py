@@ -87,6 +87,17 @@ def test_live_keeps_the_latest_steps_only() -> None:
     reporter.close()
 
 
+@pytest.mark.parametrize(("width", "shown"), [(100, 5), (50, 5), (44, 4), (20, 2)])
+def test_live_leaves_out_columns_that_do_not_fit_whole(width: int, shown: int) -> None:
+    stream = io.StringIO()
+    reporter = LiveReporter(Console(file=stream, force_terminal=True, width=width, color_system=None))
+    reporter.step(3, total=40, record=RECORD, eta_s=61.0)
+    reporter.close()
+    cells = ["3", "0.250", "11.3", "430", "0.0021"]
+    last = re.findall(r"^ +3 .*$", stream.getvalue(), re.MULTILINE)[-1]
+    assert re.findall(r"[\d.]+", last)[:5] == cells[:shown]
+
+
 @pytest.mark.parametrize("is_live", [False, True])
 def test_text_of_a_model_neither_steers_the_terminal_nor_is_markup(is_live: bool) -> None:
     stream = io.StringIO()
@@ -124,6 +135,28 @@ def test_printable_leaves_no_control_character(text: str) -> None:
     shown = printable(text)
     assert not [char for char in shown if unicodedata.category(char)[0] == "C" and unicodedata.category(char) != "Co"]
     assert len(shown.splitlines()) <= 1
+
+
+def test_printable_of_what_broken_utf8_became() -> None:
+    shown = printable(b"a\xff\xfe\x80".decode(errors="surrogateescape") + "\ud800")
+
+    assert shown == r"a\udcff\udcfe\udc80\ud800"
+    shown.encode()
+
+
+def test_printable_cuts_ten_megabytes_to_a_page() -> None:
+    shown = printable("\u202e" * 10_000_000)
+
+    assert shown.startswith(r"\u202e\u202e")
+    assert shown.endswith("… (9,990,000 more characters)")
+    assert len(shown) < 100_000
+
+
+@given(st.text(), st.integers(0, 5))
+def test_printable_of_a_cut_text_is_that_of_its_beginning(text: str, most: int) -> None:
+    more = f"… ({len(text) - most:,} more characters)" if len(text) > most else ""
+
+    assert printable(text, most=most) == printable(text[:most]) + more
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"])))
