@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,12 +25,14 @@ class Scores:
         lengths_PG: float64, sampled tokens of the episode; 0 where there is no member.
         is_member_PG: Whether there is a member.
         pass_k: k of the estimator ``pass_at_k``.
+        components_KPG: float64, the named parts of each score; read by ``decoupled``.
     """
 
     values_PG: np.ndarray
     lengths_PG: np.ndarray
     is_member_PG: np.ndarray
     pass_k: int
+    components_KPG: np.ndarray
 
     @property
     def sizes_P1(self) -> np.ndarray:
@@ -228,6 +230,22 @@ def _subset_advantages(values_PG: np.ndarray, *, k: int) -> np.ndarray:
     return advantages_PG
 
 
+def decoupled(scores: Scores) -> np.ndarray:
+    """Each component of the score standardised within its group before they are added; the sum over the step.
+
+    Adding first and standardising then gives different components the same advantage whenever their sums agree.
+    Source: GDPO, Liu et al. 2026, arXiv:2601.05242, with equal weights.
+    """
+    parts = [group_standardised(replace(scores, values_PG=values_PG)) for values_PG in scores.components_KPG]
+    sums_PG = np.sum(parts, axis=0)
+    sums_E = sums_PG[scores.is_member_PG]
+    deviation = float(sums_E.std())
+    # Equal sums may differ by rounding, and are then no reason to prefer any.
+    if deviation <= 1e-12 * len(parts):
+        return np.zeros_like(sums_PG)
+    return np.where(scores.is_member_PG, (sums_PG - sums_E.mean()) / deviation, 0.0)
+
+
 ADVANTAGES: dict[str, Callable[[Scores], np.ndarray]] = {
     "group_standardised": group_standardised,
     "group_centred": group_centred,
@@ -239,11 +257,18 @@ ADVANTAGES: dict[str, Callable[[Scores], np.ndarray]] = {
     "length_weighted_baseline": length_weighted_baseline,
     "best_of_group": best_of_group,
     "pass_at_k": pass_at_k,
+    "decoupled": decoupled,
 }
 
 
 def episode_advantages(
-    scores_E: np.ndarray, groups_E: np.ndarray, *, lengths_E: np.ndarray, kind: str, pass_k: int
+    scores_E: np.ndarray,
+    groups_E: np.ndarray,
+    *,
+    lengths_E: np.ndarray,
+    components_EK: np.ndarray,
+    kind: str,
+    pass_k: int,
 ) -> np.ndarray:
     """Advantages of the scored episodes of a step, by the name in ``algorithm.advantage``.
 
@@ -251,22 +276,28 @@ def episode_advantages(
         scores_E: Finite scores.
         groups_E: Ids of the episodes' groups, of any type that sorts.
         lengths_E: Sampled tokens of each; read by ``length_weighted_baseline``.
+        components_EK: Finite parts of each score; read by ``decoupled``, which needs at least one.
         kind: A key of :data:`ADVANTAGES`.
         pass_k: k of ``pass_at_k``, at least 2; others do not read it.
 
     Returns:
         float64 [E], in the order of the scores. Exact zeros where all scores of a group are equal, a lone member's
-        included, but for ``batch_standardised``, which knows no groups.
+        included, but for ``batch_standardised``, which knows no groups, and ``decoupled``, which reads no scores.
 
     Example:
         >>> episode_advantages(np.array([1.0, 0.0, 5.0, 1.0]), np.array(["p", "q", "q", "p"]),
-        ...                    lengths_E=np.ones(4), kind="group_centred", pass_k=2).tolist()
+        ...                    lengths_E=np.ones(4), components_EK=np.zeros((4, 0)), kind="group_centred",
+        ...                    pass_k=2).tolist()
         [0.0, -2.5, 2.5, 0.0]
     """
-    scores_E, lengths_E = np.asarray(scores_E, dtype=np.float64), np.asarray(lengths_E, dtype=np.float64)
+    scores_E, lengths_E, components_EK = (
+        np.asarray(values, dtype=np.float64) for values in (scores_E, lengths_E, components_EK)
+    )
     assert scores_E.ndim == 1, scores_E.shape
     assert scores_E.shape == lengths_E.shape == np.shape(groups_E), (scores_E.shape, lengths_E.shape)
+    assert len(components_EK) == len(scores_E), (components_EK.shape, scores_E.shape)
     assert np.all(np.isfinite(scores_E)), scores_E
+    assert kind != "decoupled" or (components_EK.shape[1] > 0 and np.all(np.isfinite(components_EK))), components_EK
     if len(scores_E) == 0:
         return np.zeros(0)
     rows_E, places_E = group_places(groups_E)
@@ -275,7 +306,15 @@ def episode_advantages(
     values_PG[rows_E, places_E] = scores_E
     lengths_PG[rows_E, places_E] = lengths_E
     is_member_PG[rows_E, places_E] = True
-    table = Scores(values_PG=values_PG, lengths_PG=lengths_PG, is_member_PG=is_member_PG, pass_k=pass_k)
+    components_KPG = np.zeros((components_EK.shape[1], *shape))
+    components_KPG[:, rows_E, places_E] = components_EK.T
+    table = Scores(
+        values_PG=values_PG,
+        lengths_PG=lengths_PG,
+        is_member_PG=is_member_PG,
+        pass_k=pass_k,
+        components_KPG=components_KPG,
+    )
     return np.asarray(ADVANTAGES[kind](table)[rows_E, places_E])
 
 
@@ -294,7 +333,7 @@ def group_places(groups_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def group_advantages(scores_G: np.ndarray, *, kind: str) -> np.ndarray:
-    """Advantages of one group whose members have equal lengths.
+    """Advantages of one group whose members have equal lengths and scores of one component.
 
     Args:
         scores_G: [G], finite; the scored members only.
@@ -308,7 +347,14 @@ def group_advantages(scores_G: np.ndarray, *, kind: str) -> np.ndarray:
         [0.5, -0.5]
     """
     size = len(np.asarray(scores_G))
-    return episode_advantages(scores_G, np.zeros(size, np.int64), lengths_E=np.ones(size), kind=kind, pass_k=2)
+    return episode_advantages(
+        scores_G,
+        np.zeros(size, np.int64),
+        lengths_E=np.ones(size),
+        components_EK=np.reshape(scores_G, (size, 1)),
+        kind=kind,
+        pass_k=2,
+    )
 
 
 def greedy_baseline(scores_E: np.ndarray, greedy_scores_E: np.ndarray) -> np.ndarray:
@@ -323,37 +369,6 @@ def greedy_baseline(scores_E: np.ndarray, greedy_scores_E: np.ndarray) -> np.nda
     return np.asarray(np.asarray(scores_E, np.float64) - np.asarray(greedy_scores_E, np.float64))
 
 
-def decoupled_advantages(components_EK: np.ndarray, groups_E: np.ndarray, *, weights_K: np.ndarray) -> np.ndarray:
-    """Several rewards, each standardised within its group before they are added; the sum standardised over the step.
-
-    Adding first and standardising then gives different rewards the same advantage whenever their sums agree.
-    Source: GDPO, Liu et al. 2026, arXiv:2601.05242.
-
-    Args:
-        components_EK: Finite components of each episode's score.
-        groups_E: Ids of the episodes' groups.
-        weights_K: Weight of each component.
-
-    Returns:
-        float64 [E].
-
-    Example:
-        >>> components_EK = np.array([[1.0, 1.0], [0.0, 0.0]])
-        >>> decoupled_advantages(components_EK, np.array([7, 7]), weights_K=np.ones(2)).tolist()
-        [1.0, -1.0]
-    """
-    ones_E = np.ones(len(components_EK))
-    parts_KE = [
-        episode_advantages(values_E, groups_E, lengths_E=ones_E, kind="group_standardised", pass_k=2)
-        for values_E in np.asarray(components_EK, np.float64).T
-    ]
-    sums_E = np.asarray(weights_K, np.float64) @ np.array(parts_KE)
-    deviation = sums_E.std()
-    # Equal sums may differ by rounding, and are then no reason to prefer any.
-    is_flat = deviation <= 1e-12 * max(1.0, float(np.abs(weights_K).sum()))
-    return np.zeros(len(sums_E)) if is_flat else np.asarray((sums_E - sums_E.mean()) / deviation)
-
-
 def soft_overlong_penalty(lengths_E: np.ndarray, *, max_tokens: int, buffer: int) -> np.ndarray:
     """0 up to ``max_tokens - buffer`` tokens, falling linearly to -1 at ``max_tokens``; to be added to the score.
 
@@ -364,4 +379,4 @@ def soft_overlong_penalty(lengths_E: np.ndarray, *, max_tokens: int, buffer: int
         [0.0, 0.0, -0.5, -1.0]
     """
     assert 0 < buffer <= max_tokens, (buffer, max_tokens)
-    return np.asarray(-np.clip((np.asarray(lengths_E) - (max_tokens - buffer)) / buffer, 0.0, 1.0))
+    return np.clip((max_tokens - buffer - np.asarray(lengths_E)) / buffer, -1.0, 0.0)

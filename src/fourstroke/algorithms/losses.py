@@ -52,6 +52,7 @@ def policy_loss(
         The loss and all sums of :class:`LossMetric`.
 
     Example:
+        >>> import torch
         >>> one = torch.tensor([1.0])
         >>> inputs = LossInputs(logprobs_N=-one, entropy_N=one, behaviour_logprobs_N=-one, proximal_logprobs_N=-one,
         ...                     advantages_N=2 * one, weight_N=0.25 * one, sequence_N=torch.tensor([0]),

@@ -69,6 +69,7 @@ BUNDLE_TERMS: dict[str, tuple[Term, ...]] = {
     "reinforce_pp_baseline": (TERMS["policy_clip"],),
     "opo": (TERMS["policy_clip"],),
     "pass_at_k": (TERMS["policy_clip"],),
+    "gdpo": (TERMS["policy_clip"],),
 }
 
 

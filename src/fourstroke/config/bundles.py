@@ -190,5 +190,11 @@ BUNDLES: dict[str, Bundle] = {
             paper="Chen et al. 2025, Pass@k Training, arXiv:2508.10751",
             terms={"advantage": "pass_at_k", "aggregation": "token_mean", **_HIGHER_CLIP, **_TOKEN_CORRECTION},
         ),
+        Bundle(
+            name="gdpo",
+            purpose="Graders with several components: each is normalised apart, so that none drowns another.",
+            paper="Liu et al. 2026, GDPO, arXiv:2601.05242",
+            terms={"advantage": "decoupled", "aggregation": "token_mean", **_HIGHER_CLIP, **_TOKEN_CORRECTION},
+        ),
     )
 }

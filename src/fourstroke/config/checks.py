@@ -106,6 +106,11 @@ def _advantage_checks(config: RunConfig) -> Iterator[str]:
         )
     if needs_peers and rollout.min_scored < 2:
         yield f"rollout.min_scored = {rollout.min_scored} leaves a member without a peer; set it to 2 or more"
+    if algorithm.advantage == "decoupled" and algorithm.overlong_share > 0:
+        yield (
+            "algorithm.overlong_share changes the score, which algorithm.advantage = 'decoupled' does not read but its "
+            "components; set it to 0 and let the grader give the length as a component"
+        )
     if algorithm.advantage == "pass_at_k" and algorithm.pass_k >= rollout.group_size:
         yield (
             f"algorithm.pass_k = {algorithm.pass_k} leaves no other subset of rollout.group_size = "

@@ -87,6 +87,7 @@ class AlgorithmConfig(Section):
         "length_weighted_baseline",
         "best_of_group",
         "pass_at_k",
+        "decoupled",
     ] = Field(description="Baseline and scale of rewards.")
     pass_k: int = Field(4, ge=2, description="k of advantage = pass_at_k.")
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = Field(

@@ -17,8 +17,9 @@ import numpy as np
 from fourstroke.algorithms.advantages import episode_advantages, soft_overlong_penalty
 from fourstroke.algorithms.aggregation import token_weights
 from fourstroke.config import AlgorithmConfig
+from fourstroke.errors import DataError
 from fourstroke.trainer.packing import shared_among
-from fourstroke.types import BatchRecord, GroupRecord, RowRecord, StopReason
+from fourstroke.types import BatchRecord, EpisodeRecord, GroupRecord, RowRecord, Scored, StopReason
 
 
 def build_batches(
@@ -31,6 +32,9 @@ def build_batches(
         step: Number of the step, for logs.
         algorithm: Terms of the objective.
         max_tokens: Longest reply that the run allows, the normaliser of ``aggregation = "constant"``.
+
+    Raises:
+        DataError: ``advantage = "decoupled"``, and not all scores have the same components.
     """
     advantages = _advantages(groups, algorithm=algorithm, max_tokens=max_tokens)
     num_updates = min(algorithm.updates_per_step, len(groups))
@@ -57,10 +61,29 @@ def _advantages(
         scores_E,
         np.array([group for group, _ in scored]),
         lengths_E=lengths_E,
+        components_EK=_components(scored) if algorithm.advantage == "decoupled" else np.zeros((len(scored), 0)),
         kind=algorithm.advantage,
         pass_k=algorithm.pass_k,
     )
     return {(group, episode.member): float(value) for (group, episode), value in zip(scored, advantages_E, strict=True)}
+
+
+def _components(scored: Sequence[tuple[str, EpisodeRecord]]) -> np.ndarray:
+    """float64 [E, K]: components of the scores by name; an episode without one of them cannot be compared.
+
+    Raises:
+        DataError: Scores of the step have no components, or not all the same; the text names the first such episode.
+    """
+    rows = [episode.verdict.components for _, episode in scored if isinstance(episode.verdict, Scored)]
+    names = sorted({name for row in rows for name in row})
+    for (group, episode), row in zip(scored, rows, strict=True):
+        if not row or row.keys() != set(names):
+            raise DataError(
+                f"episode {group}.{episode.member} has the score's components {sorted(row)}, where the step has "
+                f"{names}; algorithm.advantage = 'decoupled' needs the same ones of every episode, so have the grader "
+                "give all of them, or choose another"
+            )
+    return np.array([[row[name] for name in names] for row in rows], dtype=np.float64).reshape(len(rows), len(names))
 
 
 def _group_rows(

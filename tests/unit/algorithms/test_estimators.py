@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fourstroke.algorithms import episode_advantages, soft_overlong_penalty
-from fourstroke.algorithms.advantages import ADVANTAGES, decoupled_advantages, greedy_baseline
+from fourstroke.algorithms.advantages import ADVANTAGES, greedy_baseline
 
 PASS_K = 3
 Reference = Callable[[list[float], list[int]], list[float]]
@@ -90,6 +90,13 @@ BY_GROUP: dict[str, Reference] = {
     "length_weighted_baseline": length_weighted,
     "best_of_group": best_of_group,
     "pass_at_k": pass_at_k,
+    # The lengths stand for a second component of the score.
+    "decoupled": lambda scores, lengths: [
+        first + second
+        for first, second in zip(
+            standardised(scores, lengths), standardised([float(length) for length in lengths], lengths), strict=True
+        )
+    ],
 }
 
 
@@ -104,7 +111,7 @@ def reference(kind: str, scores: list[float], lengths: list[int], groups: list[i
         found = divided(found, deviation(scores))
     elif kind == "batch_standardised":
         found = divided([score - mean(scores) for score in scores], deviation(scores))
-    elif kind == "group_centred_batch_standardised":
+    elif kind in ("group_centred_batch_standardised", "decoupled"):
         found = divided([value - mean(found) for value in found], deviation(found))
     return found
 
@@ -114,8 +121,15 @@ episodes = st.lists(
 )
 
 
-def compute(kind: str, scores: list[float], lengths: list[int], groups: list[int]) -> np.ndarray:
-    return episode_advantages(np.array(scores), np.array(groups), lengths_E=np.array(lengths), kind=kind, pass_k=PASS_K)
+def compute(kind: str, scores: list[float], lengths: list[int], groups: list[int], k: int = PASS_K) -> np.ndarray:
+    return episode_advantages(
+        np.array(scores),
+        np.array(groups),
+        lengths_E=np.array(lengths),
+        components_EK=np.array([scores, lengths], dtype=np.float64).T,
+        kind=kind,
+        pass_k=k,
+    )
 
 
 def test_every_estimator_of_the_table_has_a_reference() -> None:
@@ -143,7 +157,7 @@ def test_the_order_of_episodes_does_not_matter(kind: str, rows: list[tuple[float
     np.testing.assert_allclose(found, compute(kind, scores, lengths, groups)[order], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", sorted(set(ADVANTAGES) - {"batch_standardised"}))
+@pytest.mark.parametrize("kind", sorted(set(ADVANTAGES) - {"batch_standardised", "decoupled"}))
 @pytest.mark.parametrize("score", [0.0, 0.1, 1 / 3, 1e100])
 def test_uniform_groups_and_lone_members_get_exact_zeros(kind: str, score: float) -> None:
     found = compute(kind, [score] * 7 + [2.0], list(range(1, 9)), [1] * 7 + [2])
@@ -167,6 +181,19 @@ BY_HAND = {
     # p with k = 3: 3 of 4 triples hold the 1, so the mean is 3/4 and the deviation sqrt(3)/4. Of the three triples with
     # a given 0 two hold the 1. q has too few members.
     "pass_at_k": [1 / math.sqrt(3), *[(2 / 3 - 3 / 4) * 4 / math.sqrt(3)] * 3, 0, 0],
+    # Lengths of p standardised: -3, -1, 1, 3 over sqrt(5); those of q are equal. Squares of the sums are
+    # 8 - 8 sqrt(0.6) in p and 2 in q, over 6.
+    "decoupled": [
+        x / math.sqrt((8 - 8 * math.sqrt(0.6) + 2) / 6)
+        for x in (
+            math.sqrt(3) - 3 / math.sqrt(5),
+            -1 / math.sqrt(3) - 1 / math.sqrt(5),
+            -1 / math.sqrt(3) + 1 / math.sqrt(5),
+            -1 / math.sqrt(3) + 3 / math.sqrt(5),
+            1,
+            -1,
+        )
+    ],
 }
 
 
@@ -184,9 +211,7 @@ def test_pass_at_k_of_binary_scores_is_the_closed_form_of_the_paper() -> None:
     right = (1 - rate) / scale
     wrong = (1 - rate - math.comb(num_wrong - 1, k - 1) / math.comb(size - 1, k - 1)) / scale
 
-    found = episode_advantages(
-        np.array([1.0] * 3 + [0.0] * 5), np.zeros(8, int), lengths_E=np.ones(8), kind="pass_at_k", pass_k=4
-    )
+    found = compute("pass_at_k", [1.0] * 3 + [0.0] * 5, [1] * 8, [0] * 8, k=4)
 
     np.testing.assert_allclose(found, [right] * 3 + [wrong] * 5, rtol=1e-12)
 
@@ -195,25 +220,10 @@ def test_greedy_baseline() -> None:
     assert greedy_baseline(np.array([1.0, 0.0]), np.array([0.25, 0.75])).tolist() == [0.75, -0.75]
 
 
-@given(rows=st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=16))
-def test_decoupled_rewards_equal_plain_loops(rows: list[tuple[int, int, int]]) -> None:
-    groups = [row[0] for row in rows]
-    columns = [[float(row[k]) for row in rows] for k in (1, 2)]
-    parts = [reference("group_standardised", column, [1] * len(rows), groups) for column in columns]
-    sums = [2.0 * a + 0.5 * b for a, b in zip(*parts, strict=True)]
-    expected = divided([value - mean(sums) for value in sums], deviation(sums))
-
-    found = decoupled_advantages(np.array(columns).T, np.array(groups), weights_K=np.array([2.0, 0.5]))
-
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
-
-
 def test_decoupled_rewards_tell_apart_what_their_sum_does_not() -> None:
     # Rewards (0, 0), (1, 0) in p and (0, 0), (1, 1) in q: standardised sums are -1, 1 in both. Apart, p gives (-1, 0),
     # (1, 0) and q (-1, -1), (1, 1): sums -1, 1, -2, 2 of deviation sqrt(2.5).
-    components = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-
-    found = decoupled_advantages(components, np.array([0, 0, 1, 1]), weights_K=np.ones(2))
+    found = compute("decoupled", [0.0, 1.0, 0.0, 1.0], [0, 0, 0, 1], [0, 0, 1, 1])
 
     np.testing.assert_allclose(found, np.array([-1, 1, -2, 2]) / math.sqrt(2.5), rtol=1e-12)
 
@@ -231,6 +241,6 @@ def test_ten_thousand_episodes_are_a_few_array_operations(kind: str) -> None:
     scores, lengths = rng.integers(0, 3, 10_000) / 2, rng.integers(1, 100, 10_000)
     began_s = time.thread_time()
 
-    episode_advantages(scores, groups, lengths_E=lengths, kind=kind, pass_k=4)
+    compute(kind, scores, lengths, groups)
 
     assert time.thread_time() - began_s < 0.1

@@ -71,6 +71,11 @@ def test_the_second_moment_is_brought_down_by_dropping_the_largest_one_by_one(
     assert sorted(np.array(ratios)[~is_selected] ** 2) == pytest.approx(sorted(remaining.values()))
 
 
+def test_a_second_moment_at_the_limit_is_kept() -> None:
+    # Squares 0.25, 0.25 and 4: the mean of the first two is the limit itself, and with the third it is 1.5.
+    assert beyond_second_moment(np.array([0.5, 2.0, -0.5]), limit=0.25).tolist() == [False, True, False]
+
+
 def test_no_tokens() -> None:
     empty = np.zeros(0)
     assert largest_covariance(token_covariances(empty, empty), fraction=0.5).shape == (0,)

@@ -186,6 +186,7 @@ def test_every_bundle_passes_the_checks_and_reads_back_equal(name: str, tmp_path
         ({"name": "grpo", "rejection_high": 2.0}, "not read while algorithm.rejection = 'none'"),
         ({"name": "grpo", "rejection": "token"}, "rejects nothing without rejection_low or rejection_high"),
         ({"name": "dapo", "mask_truncated": True}, "choose one of them"),
+        ({"name": "gdpo", "overlong_share": 0.2}, "let the grader give the length as a component"),
         ({"name": "pass_at_k", "pass_k": 8}, "algorithm.pass_k = 8 leaves no other subset"),
     ],
 )

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from fourstroke.config import AlgorithmConfig
+from fourstroke.errors import DataError
 from fourstroke.orchestration.batching import build_batches
 from fourstroke.testing.episodes import make_group, make_record
 from fourstroke.types import PayloadReference, StopReason
@@ -155,3 +156,29 @@ def test_a_step_of_cut_replies_alone_has_no_row():
 
     assert (batch.rows, batch.num_loss_tokens) == ((), 0)
     assert list(batch.references) == [group.id]
+
+
+def _with_components(group, components):
+    members = tuple(
+        msgspec.structs.replace(member, verdict=msgspec.structs.replace(member.verdict, components=parts))
+        for member, parts in zip(group.members, components, strict=True)
+    )
+    return make_record(msgspec.structs.replace(group, members=members))
+
+
+def test_components_are_normalised_apart_by_name():
+    # p is right or not and never short, q right and short or neither; names come in any order.
+    p = _with_components(make_group([1.0, 0.0]), [{"right": 1.0, "short": 0.0}, {"short": 0.0, "right": 0.0}])
+    q = _with_components(make_group([2.0, 0.0], index=1), [{"short": 1.0, "right": 1.0}, {"right": 0.0, "short": 0.0}])
+
+    (batch,) = _build([p, q], advantage="decoupled")
+
+    assert [row.advantage for row in batch.rows] == pytest.approx([x / 2.5**0.5 for x in (1, -1, 2, -2)])
+
+
+@pytest.mark.parametrize("other", [{}, {"right": 0.0}, {"right": 0.0, "long": 0.0}])
+def test_scores_without_the_same_components_cannot_be_compared(other):
+    record = _with_components(make_group([1.0, 0.0]), [{"right": 1.0, "short": 0.0}, other])
+
+    with pytest.raises(DataError, match=r"episode e0000-i000000\.[01] has the score's components .* have the grader"):
+        _build([record], advantage="decoupled")
