@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fourstroke.algorithms.losses import clipped_token_losses
+from fourstroke.algorithms.policy_losses import clipped_token_losses
 from fourstroke.config import AlgorithmConfig
 
 

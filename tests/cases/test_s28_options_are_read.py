@@ -8,9 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from fourstroke.algorithms.inputs import LossInputs
 from fourstroke.algorithms.losses import bind_loss
-from fourstroke.config import load_config
+from fourstroke.config import BUNDLES, load_config
+from fourstroke.config.bundles import LOSS_KEYS
 from fourstroke.engines.vllm import VllmEngine, engine_arguments
 from fourstroke.errors import ConfigError
 from fourstroke.observability import utc_now
@@ -88,6 +91,30 @@ def _one_real_update(config, tmp_path, model):
     trainer.close()
 
 
+def _every_bundle():
+    """What the terms of each bundle read, in a loss and in a batch."""
+    read_by_any = set()
+    one = torch.tensor([-1.0])
+    inputs = LossInputs(
+        logprobs_N=one,
+        entropy_N=-one,
+        behaviour_logprobs_N=one,
+        proximal_logprobs_N=one,
+        advantages_N=one,
+        weight_N=-one,
+        sequence_N=torch.tensor([0]),
+        row_ids=("r0",),
+    )
+    for name, bundle in BUNDLES.items():
+        terms = {"name": name, "entropy_coefficient": 0.1, "rejection": "token", "rejection_low": 0.5}
+        config, read = recording(load_config({"algorithm": terms}))
+        bind_loss(config.algorithm)(inputs)
+        # Each reads what its entry says that it reads, and none of what others do.
+        assert {key for key in LOSS_KEYS if f"algorithm.{key}" in read} == set(bundle.reads), name
+        read_by_any |= read
+    return read_by_any
+
+
 def test_each_leaf_is_read(tmp_path):
     model = tiny_model(tmp_path / "model")
     plain = _config(tmp_path, model)
@@ -103,7 +130,7 @@ def test_each_leaf_is_read(tmp_path):
     facts = HostFacts.gather(runs_dir=Path(config.runs_dir), shared_memory_dir=tmp_path)
     check_host(config, facts=facts, model=ModelFacts.read(model))
 
-    assert leaves(plain) - read - set(EXEMPT) == set()
+    assert leaves(plain) - read - _every_bundle() - set(EXEMPT) == set()
 
 
 def test_the_recorder_sees_an_option_that_nothing_reads():

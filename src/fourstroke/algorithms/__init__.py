@@ -1,10 +1,10 @@
 """Algorithms as pure functions: advantages, weights of tokens, losses, corrections; no state, no I/O, no models.
 
 What is exported here is NumPy and runs on the controller, which never loads torch. What runs in the trainer is torch
-and is imported by its module: :mod:`fourstroke.algorithms.losses`, ``corrections`` and ``inputs``.
+and is imported by its module: :mod:`fourstroke.algorithms.losses`, those that it binds, ``corrections`` and ``inputs``.
 """
 
-from fourstroke.algorithms.advantages import group_advantages, is_uniform
+from fourstroke.algorithms.advantages import episode_advantages, group_advantages, is_uniform, soft_overlong_penalty
 from fourstroke.algorithms.aggregation import token_weights
 from fourstroke.algorithms.terms import BUNDLE_TERMS, LossMetric, Term, needs_gradient, terms_of
 
@@ -12,9 +12,11 @@ __all__ = [
     "BUNDLE_TERMS",
     "LossMetric",
     "Term",
+    "episode_advantages",
     "group_advantages",
     "is_uniform",
     "needs_gradient",
+    "soft_overlong_penalty",
     "terms_of",
     "token_weights",
 ]

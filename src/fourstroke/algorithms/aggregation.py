@@ -21,6 +21,11 @@ def sequence_mean(num_loss_tokens_B: np.ndarray, max_tokens: int) -> np.ndarray:
     return np.asarray(1.0 / (len(num_loss_tokens_B) * np.maximum(num_loss_tokens_B, 1)))
 
 
+def sequence_sum(num_loss_tokens_B: np.ndarray, max_tokens: int) -> np.ndarray:  # noqa: ARG001
+    """``1 / sequences``: the mean over sequences of the sum over their tokens. RLOO, arXiv:2402.14740."""
+    return np.full(len(num_loss_tokens_B), 1.0 / len(num_loss_tokens_B))
+
+
 def constant(num_loss_tokens_B: np.ndarray, max_tokens: int) -> np.ndarray:
     """``1 / (sequences * max_tokens)``: the divisor is blind to lengths. Dr. GRPO, arXiv:2503.20783, section 3.2."""
     return np.full(len(num_loss_tokens_B), 1.0 / (len(num_loss_tokens_B) * max_tokens))
@@ -29,6 +34,7 @@ def constant(num_loss_tokens_B: np.ndarray, max_tokens: int) -> np.ndarray:
 AGGREGATIONS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
+    "sequence_sum": sequence_sum,
     "constant": constant,
 }
 

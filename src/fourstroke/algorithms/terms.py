@@ -40,23 +40,49 @@ class Term:
     scales_with_advantage: bool
 
 
-POLICY_CLIP = Term(name="policy_clip", scales_with_advantage=True)
+TERMS: dict[str, Term] = {
+    term.name: term
+    for term in (
+        Term(name="policy_clip", scales_with_advantage=True),
+        Term(name="sequence_clip", scales_with_advantage=True),
+        Term(name="geometric_clip", scales_with_advantage=True),
+        Term(name="clipped_importance", scales_with_advantage=True),
+        Term(name="soft_gate", scales_with_advantage=True),
+        Term(name="divergence_mask", scales_with_advantage=True),
+        Term(name="quadratic", scales_with_advantage=False),
+        Term(name="entropy_bonus", scales_with_advantage=False),
+    )
+}
 
 BUNDLE_TERMS: dict[str, tuple[Term, ...]] = {
-    "grpo": (POLICY_CLIP,),
-    "dr_grpo": (POLICY_CLIP,),
+    "grpo": (TERMS["policy_clip"],),
+    "dr_grpo": (TERMS["policy_clip"],),
+    "dapo": (TERMS["policy_clip"],),
+    "gspo": (TERMS["sequence_clip"],),
+    "gmpo": (TERMS["geometric_clip"],),
+    "cispo": (TERMS["clipped_importance"],),
+    "sapo": (TERMS["soft_gate"],),
+    "dppo": (TERMS["divergence_mask"],),
+    "dro": (TERMS["quadratic"],),
+    "rloo": (TERMS["policy_clip"],),
+    "reinforce_pp": (TERMS["policy_clip"],),
+    "reinforce_pp_baseline": (TERMS["policy_clip"],),
+    "opo": (TERMS["policy_clip"],),
+    "pass_at_k": (TERMS["policy_clip"],),
+    "gdpo": (TERMS["policy_clip"],),
 }
 
 
 def terms_of(config: AlgorithmConfig) -> tuple[Term, ...]:
-    """The terms of the bundle that ``algorithm.name`` names.
+    """The terms of the bundle that ``algorithm.name`` names, and the entropy bonus where it has a coefficient.
 
     Raises:
         ConfigError: There is no such bundle.
     """
     if config.name not in BUNDLE_TERMS:
         raise ConfigError(f"algorithm.name = {config.name!r} is no bundle; choose one of {', '.join(BUNDLE_TERMS)}")
-    return BUNDLE_TERMS[config.name]
+    bonus = (TERMS["entropy_bonus"],) if config.entropy_coefficient > 0 else ()
+    return (*BUNDLE_TERMS[config.name], *bonus)
 
 
 def needs_gradient(rows: Sequence[RowRecord], *, config: AlgorithmConfig) -> tuple[int, ...]:

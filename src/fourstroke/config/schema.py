@@ -77,17 +77,49 @@ class AlgorithmConfig(Section):
     """The terms of the objective. `name` fills in a bundle's terms; single ones may be set beside it."""
 
     name: str = Field("grpo", description="Bundle: " + ", ".join(BUNDLES) + ".")
-    advantage: Literal["group_standardised", "group_centred"] = Field(description="Baseline and scale of rewards.")
-    aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
-        description="Weight of a token: 1/tokens of the step; 1/(sequences * its length); 1/(sequences * max_tokens)."
+    advantage: Literal[
+        "group_standardised",
+        "group_centred",
+        "group_centred_batch_scaled",
+        "batch_standardised",
+        "group_centred_batch_standardised",
+        "leave_one_out",
+        "leave_one_out_standardised",
+        "length_weighted_baseline",
+        "best_of_group",
+        "pass_at_k",
+        "decoupled",
+    ] = Field(description="Baseline and scale of rewards.")
+    pass_k: int = Field(4, ge=2, description="k of advantage = pass_at_k.")
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = Field(
+        description="Weight of a token: 1/tokens of the step; 1/(sequences * its length); 1/sequences; "
+        "1/(sequences * max_tokens)."
     )
-    clip_low: float = Field(ge=0, lt=1, description="Ratio is clipped below at 1 - clip_low.")
-    clip_high: float = Field(ge=0, description="Ratio is clipped above at 1 + clip_high.")
+    overlong_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Last share of max_tokens, in which a reply's score falls by up to 1; 0: none.",
+    )
+    mask_truncated: bool = Field(False, description="Replies cut by max_tokens count in baselines, but train nothing.")
+    clip_low: float = Field(0.2, ge=0, le=1, description="Ratio is clipped below at 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="Ratio is clipped above at 1 + clip_high.")
     dual_clip: float | None = Field(None, gt=1, description="Bound on the loss of a negative advantage, or null.")
-    correction: Literal["none", "token", "sequence"] = Field(
-        description="Truncated importance weight exp(proximal - behaviour), by token or by sequence."
+    gate_positive: float = Field(1.0, gt=0, description="Steepness of sapo's gate where the advantage is positive.")
+    gate_negative: float = Field(1.05, gt=0, description="The same where it is negative.")
+    divergence: Literal["tv", "kl"] = Field("tv", description="dppo's distance: total variation or KL, of one token.")
+    divergence_limit: float = Field(0.2, gt=0, description="Distance from the sampling policy at which dppo holds.")
+    quadratic_strength: float = Field(0.05, gt=0, description="Strength of dro's square.")
+    entropy_coefficient: float = Field(0.0, ge=0, description="Weight of an entropy bonus; 0: none.")
+    correction: Literal["none", "token", "sequence", "geometric"] = Field(
+        description="Truncated importance weight exp(proximal - behaviour), by token, sequence or geometric mean."
     )
     correction_cap: float = Field(ge=1, description="Largest importance weight of the correction.")
+    rejection: Literal["none", "token", "sequence", "geometric"] = Field(
+        "none", description="The ratio for which tokens or whole sequences train nothing when it leaves the band."
+    )
+    rejection_low: float = Field(0.0, ge=0, le=1, description="Lower end of the band of `rejection`.")
+    rejection_high: float | None = Field(None, ge=1, description="Upper end of the band of `rejection`; null: none.")
     updates_per_step: int = Field(1, ge=1, description="Optimiser updates that a step's groups are divided into.")
 
     @model_validator(mode="before")

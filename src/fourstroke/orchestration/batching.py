@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from fourstroke.algorithms.advantages import group_advantages
+from fourstroke.algorithms.advantages import episode_advantages, soft_overlong_penalty
 from fourstroke.algorithms.aggregation import token_weights
 from fourstroke.config import AlgorithmConfig
+from fourstroke.errors import DataError
 from fourstroke.trainer.packing import shared_among
-from fourstroke.types import BatchRecord, GroupRecord, RowRecord
+from fourstroke.types import BatchRecord, EpisodeRecord, GroupRecord, RowRecord, Scored, StopReason
 
 
 def build_batches(
@@ -31,21 +32,69 @@ def build_batches(
         step: Number of the step, for logs.
         algorithm: Terms of the objective.
         max_tokens: Longest reply that the run allows, the normaliser of ``aggregation = "constant"``.
+
+    Raises:
+        DataError: ``advantage = "decoupled"``, and not all scores have the same components.
     """
+    advantages = _advantages(groups, algorithm=algorithm, max_tokens=max_tokens)
     num_updates = min(algorithm.updates_per_step, len(groups))
     bounds = itertools.pairwise(np.linspace(0, len(groups), num_updates + 1).astype(int))
     batches = (
-        _batch(groups[low:high], step=step, update=update, algorithm=algorithm, max_tokens=max_tokens)
+        _batch(groups[low:high], advantages, step=step, update=update, algorithm=algorithm, max_tokens=max_tokens)
         for update, (low, high) in enumerate(bounds)
     )
     # With a single update the proximal policy is the current one, which the trainer knows anyway.
     return tuple(msgspec.structs.replace(batch, needs_proximal=num_updates > 1) for batch in batches)
 
 
-def _group_rows(group: GroupRecord, *, algorithm: AlgorithmConfig) -> Iterator[RowRecord]:
-    """Rows of the scored members; a member without a score is in no baseline and no row. Weights come later."""
-    advantages_G = group_advantages(group.scores_G, kind=algorithm.advantage)
-    advantage_of = {episode.member: float(value) for episode, value in zip(group.scored, advantages_G, strict=True)}
+def _advantages(
+    groups: Sequence[GroupRecord], *, algorithm: AlgorithmConfig, max_tokens: int
+) -> dict[tuple[str, int], float]:
+    """Advantages of the step's scored members, by group and member; a member without a score is in no baseline."""
+    scored = [(group.id, episode) for group in groups for episode in group.scored]
+    scores_E = np.concatenate([np.zeros(0), *(group.scores_G for group in groups)])
+    lengths_E = np.array([episode.num_sampled_tokens for _, episode in scored])
+    if algorithm.overlong_share > 0:
+        buffer = max(1, round(algorithm.overlong_share * max_tokens))
+        scores_E = scores_E + soft_overlong_penalty(lengths_E, max_tokens=max_tokens, buffer=buffer)
+    advantages_E = episode_advantages(
+        scores_E,
+        np.array([group for group, _ in scored]),
+        lengths_E=lengths_E,
+        components_EK=_components(scored) if algorithm.advantage == "decoupled" else np.zeros((len(scored), 0)),
+        kind=algorithm.advantage,
+        pass_k=algorithm.pass_k,
+    )
+    return {(group, episode.member): float(value) for (group, episode), value in zip(scored, advantages_E, strict=True)}
+
+
+def _components(scored: Sequence[tuple[str, EpisodeRecord]]) -> np.ndarray:
+    """float64 [E, K]: components of the scores by name; an episode without one of them cannot be compared.
+
+    Raises:
+        DataError: Scores of the step have no components, or not all the same; the text names the first such episode.
+    """
+    rows = [episode.verdict.components for _, episode in scored if isinstance(episode.verdict, Scored)]
+    names = sorted({name for row in rows for name in row})
+    for (group, episode), row in zip(scored, rows, strict=True):
+        if not row or row.keys() != set(names):
+            raise DataError(
+                f"episode {group}.{episode.member} has the score's components {sorted(row)}, where the step has "
+                f"{names}; algorithm.advantage = 'decoupled' needs the same ones of every episode, so have the grader "
+                "give all of them, or choose another"
+            )
+    return np.array([[row[name] for name in names] for row in rows], dtype=np.float64).reshape(len(rows), len(names))
+
+
+def _group_rows(
+    group: GroupRecord, advantages: dict[tuple[str, int], float], *, algorithm: AlgorithmConfig
+) -> Iterator[RowRecord]:
+    """Rows of the scored members that train. Weights come later, from these rows alone."""
+    advantage_of = {
+        episode.member: advantages[group.id, episode.member]
+        for episode in group.scored
+        if not (algorithm.mask_truncated and episode.stop is StopReason.LENGTH)
+    }
     rows = [(episode.member, number, shape) for episode in group.episodes for number, shape in enumerate(episode.rows)]
     kept = [position for position, (member, _, _) in enumerate(rows) if member in advantage_of]
     shared = shared_among([shape.num_shared_tokens for _, _, shape in rows], kept)
@@ -64,9 +113,15 @@ def _group_rows(group: GroupRecord, *, algorithm: AlgorithmConfig) -> Iterator[R
 
 
 def _batch(
-    groups: Sequence[GroupRecord], *, step: int, update: int, algorithm: AlgorithmConfig, max_tokens: int
+    groups: Sequence[GroupRecord],
+    advantages: dict[tuple[str, int], float],
+    *,
+    step: int,
+    update: int,
+    algorithm: AlgorithmConfig,
+    max_tokens: int,
 ) -> BatchRecord:
-    rows = [row for group in groups for row in _group_rows(group, algorithm=algorithm)]
+    rows = [row for group in groups for row in _group_rows(group, advantages, algorithm=algorithm)]
     num_tokens_B = np.array([row.num_loss_tokens for row in rows], dtype=np.int64)
     weights_B = token_weights(num_tokens_B, kind=algorithm.aggregation, max_tokens=max_tokens)
     return BatchRecord(

@@ -21,8 +21,9 @@ def _scaled_logits(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> 
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward keeps each token's largest logit m and sum s of ``exp(logit - m)``; with p = exp(logit - m) / s the
-    gradient of the logits is ``grad * (one_hot - p) / T``.
+    """Forward keeps each token's largest logit m, sum s of ``exp(logit - m)`` and entropy H. With p = exp(logit - m) /
+    s the gradients of the logits are ``grad * (one_hot - p) / T`` and ``-grad_H * p (log p + H) / T``. The second is
+    computed only where something asks for it.
 
     The two are kept apart: m + log(s) rounds at the size of m, and all of a token's probabilities would err together.
     """
@@ -42,20 +43,30 @@ class _TokenLogprobs(torch.autograd.Function):
             sum_N[part] = weights_CV.sum(-1)
             logprobs_N[part] = target_C - sum_N[part].log()
             entropy_N[part] = sum_N[part].log() - weights_CV.mul_(logits_CV).sum(-1) / sum_N[part]
-        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, largest_N, sum_N)
+        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, largest_N, sum_N, entropy_N)
         ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(entropy_N)
+        ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden_NH, weight_VH, targets_N, largest_N, sum_N = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad_N: Tensor | None, grad_entropy_N: Tensor | None
+    ) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden_NH, weight_VH, targets_N, largest_N, sum_N, entropy_N = ctx.saved_tensors
+        grad_N = torch.zeros_like(sum_N) if grad_N is None else grad_N
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_N.dtype)
         for part in _chunks(len(hidden_NH), ctx.chunk):
             logits_CV = _scaled_logits(hidden_NH[part], weight_VH, ctx.temperature)
+            logits_CV.sub_(largest_N[part, None])
             scale_C1 = (grad_N[part] / ctx.temperature)[:, None]
-            grad_logits_CV = logits_CV.sub_(largest_N[part, None]).exp_().mul_(-scale_C1 / sum_N[part, None])
+            if grad_entropy_N is None:
+                grad_logits_CV = logits_CV.exp_().mul_(-scale_C1 / sum_N[part, None])
+            else:
+                scale_entropy_C1 = (grad_entropy_N[part] / ctx.temperature)[:, None]
+                probabilities_CV = logits_CV.exp().div_(sum_N[part, None])
+                logits_CV.add_((entropy_N[part] - sum_N[part].log())[:, None]).mul_(scale_entropy_C1).add_(scale_C1)
+                grad_logits_CV = logits_CV.mul_(probabilities_CV).neg_()
             grad_logits_CV.scatter_add_(-1, targets_N[part, None], scale_C1)
             grad_logits_CV = grad_logits_CV.to(hidden_NH.dtype)
             grad_hidden_NH[part] = grad_logits_CV @ weight_VH
@@ -82,7 +93,7 @@ def token_logprobs(
         chunk: Tokens whose logits are held at once.
 
     Returns:
-        Log-probabilities [N] with gradient and entropies [N] (nats) without, float32 or wider.
+        Log-probabilities [N] and entropies [N] (nats), both with gradient, float32 or wider.
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0, -1.0]])

@@ -111,7 +111,7 @@ class PolicyModel:
             temperature: Sampling temperature.
 
         Returns:
-            Log-probabilities [N] with gradient and entropies [N] without, float32 or wider.
+            Log-probabilities [N] and entropies [N], both with gradient, float32 or wider.
         """
         sources, targets = (torch.from_numpy(values).to(self.device) for values in (sources_N, targets_N))
         hidden_TH = self.hidden(packed)

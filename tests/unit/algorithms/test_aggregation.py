@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fourstroke.algorithms import token_weights
 
-KINDS = ("token_mean", "sequence_mean", "constant")
+KINDS = ("token_mean", "sequence_mean", "sequence_sum", "constant")
 
 
 def reference(counts: list[int], kind: str, max_tokens: int) -> list[float]:
@@ -21,6 +21,8 @@ def reference(counts: list[int], kind: str, max_tokens: int) -> list[float]:
             weights.append(1 / sum(counts))
         elif kind == "sequence_mean":
             weights.append(1 / len(counts) / count)
+        elif kind == "sequence_sum":
+            weights.append(1 / len(counts))
         else:
             weights.append(1 / len(counts) / max_tokens)
     return weights
@@ -38,6 +40,7 @@ def test_equals_plain_loops(kind: str, counts: list[int], max_tokens: int) -> No
     [
         ("token_mean", [1 / 10, 0.0, 1 / 10]),  # 2 + 0 + 8 tokens
         ("sequence_mean", [1 / 6, 0.0, 1 / 24]),  # 3 sequences: 1/(3*2), -, 1/(3*8)
+        ("sequence_sum", [1 / 3, 0.0, 1 / 3]),
         ("constant", [1 / 48, 0.0, 1 / 48]),  # 1/(3*16)
     ],
 )

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fourstroke.algorithms.inputs import LossInputs, LossOutput, masked
-from fourstroke.algorithms.losses import bind_loss, clipped_token_losses
+from fourstroke.algorithms.losses import bind_loss
+from fourstroke.algorithms.policy_losses import clipped_token_losses
 from fourstroke.algorithms.terms import LossMetric
 from fourstroke.config import AlgorithmConfig
 from fourstroke.errors import DataError

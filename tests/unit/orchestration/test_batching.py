@@ -1,11 +1,13 @@
 """From records to optimiser batches: advantages and weights worked out by hand, and counts over whole updates."""
 
+import msgspec
 import pytest
 
 from fourstroke.config import AlgorithmConfig
+from fourstroke.errors import DataError
 from fourstroke.orchestration.batching import build_batches
 from fourstroke.testing.episodes import make_group, make_record
-from fourstroke.types import PayloadReference
+from fourstroke.types import PayloadReference, StopReason
 
 
 def _algorithm(**terms):
@@ -49,6 +51,7 @@ def test_rows_are_those_of_the_scored_members_with_their_groups_advantages():
     [
         ("token_mean", [1 / 28] * 7),  # 1 + 2 + ... + 7; rows without gradient are in it
         ("sequence_mean", [1 / (7 * length) for length in range(1, 8)]),
+        ("sequence_sum", [1 / 7] * 7),
         ("constant", [1 / (7 * 10)] * 7),
     ],
 )
@@ -100,3 +103,82 @@ def test_references_lead_to_the_groups():
     (batch,) = _build([record])
 
     assert batch.references == {"e0000-i000004": at}
+
+
+def test_a_step_is_the_population_of_a_batch_wide_scale_whatever_its_updates():
+    batches = _build(_records(), advantage="batch_standardised", updates_per_step=3)
+
+    # Scores 1, 0 | 1, 0, 0 | 1, 1: mean 4/7, deviation sqrt(12)/7.
+    advantages = [row.advantage for batch in batches for row in batch.rows]
+    right, wrong = 3 / 12**0.5, -4 / 12**0.5
+    assert advantages == pytest.approx([right, wrong, right, wrong, wrong, right, right])
+
+
+def test_lengths_weigh_the_baseline():
+    (batch,) = _build(_records()[:1], advantage="length_weighted_baseline")
+
+    assert [row.advantage for row in batch.rows] == pytest.approx([2 / 3, -1 / 3])  # (1 * 1 + 2 * 0) / 3
+
+
+def test_a_reply_near_the_limit_loses_of_its_score():
+    record = make_record(make_group([1.0, 1.0, 1.0], reply_lengths=[6, 9, 10]))
+
+    (batch,) = _build([record], overlong_share=0.2)
+
+    assert [row.advantage for row in batch.rows] == pytest.approx([0.5, 0.0, -0.5])  # scores 1, 0.5 and 0
+
+
+def test_a_cut_reply_is_in_the_baseline_and_in_nothing_else():
+    whole = make_group([1.0, 0.0, 0.0], reply_lengths=[2, 3, 10])
+    cut = msgspec.structs.replace(
+        whole.members[2], episode=msgspec.structs.replace(whole.members[2].episode, stop=StopReason.LENGTH)
+    )
+    record = make_record(msgspec.structs.replace(whole, members=(*whole.members[:2], cut)))
+
+    (batch,) = _build([record], mask_truncated=True, aggregation="sequence_mean")
+
+    assert [(row.member, row.advantage) for row in batch.rows] == [
+        (0, pytest.approx(2 / 3)),
+        (1, pytest.approx(-1 / 3)),
+    ]
+    assert (batch.num_sequences, batch.num_loss_tokens) == (2, 5)
+    assert [row.weight for row in batch.rows] == pytest.approx([1 / 4, 1 / 6])
+
+
+def test_a_step_of_cut_replies_alone_has_no_row():
+    group = make_group([1.0, 0.0])
+    members = tuple(
+        msgspec.structs.replace(member, episode=msgspec.structs.replace(member.episode, stop=StopReason.LENGTH))
+        for member in group.members
+    )
+
+    (batch,) = _build([make_record(msgspec.structs.replace(group, members=members))], mask_truncated=True)
+
+    assert (batch.rows, batch.num_loss_tokens) == ((), 0)
+    assert list(batch.references) == [group.id]
+
+
+def _with_components(group, components):
+    members = tuple(
+        msgspec.structs.replace(member, verdict=msgspec.structs.replace(member.verdict, components=parts))
+        for member, parts in zip(group.members, components, strict=True)
+    )
+    return make_record(msgspec.structs.replace(group, members=members))
+
+
+def test_components_are_normalised_apart_by_name():
+    # p is right or not and never short, q right and short or neither; names come in any order.
+    p = _with_components(make_group([1.0, 0.0]), [{"right": 1.0, "short": 0.0}, {"short": 0.0, "right": 0.0}])
+    q = _with_components(make_group([2.0, 0.0], index=1), [{"short": 1.0, "right": 1.0}, {"right": 0.0, "short": 0.0}])
+
+    (batch,) = _build([p, q], advantage="decoupled")
+
+    assert [row.advantage for row in batch.rows] == pytest.approx([x / 2.5**0.5 for x in (1, -1, 2, -2)])
+
+
+@pytest.mark.parametrize("other", [{}, {"right": 0.0}, {"right": 0.0, "long": 0.0}])
+def test_scores_without_the_same_components_cannot_be_compared(other):
+    record = _with_components(make_group([1.0, 0.0]), [{"right": 1.0, "short": 0.0}, other])
+
+    with pytest.raises(DataError, match=r"episode e0000-i000000\.[01] has the score's components .* have the grader"):
+        _build([record], advantage="decoupled")

@@ -26,8 +26,28 @@ def test_equals_log_softmax_of_all_logits(chunk: int, temperature: float) -> Non
     logprobs_N, entropy_N = token_logprobs(hidden_NH, weight_VH, targets_N, temperature=temperature, chunk=chunk)
 
     torch.testing.assert_close(logprobs_N, expected_NV.gather(-1, targets_N[:, None])[:, 0], rtol=0, atol=1e-13)
-    torch.testing.assert_close(entropy_N, -(expected_NV.exp() * expected_NV).sum(-1).detach(), rtol=0, atol=1e-13)
-    assert not entropy_N.requires_grad
+    torch.testing.assert_close(entropy_N, -(expected_NV.exp() * expected_NV).sum(-1), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+@pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)])
+def test_gradients_equal_those_of_log_softmax(chunk: int, asked: tuple[bool, bool]) -> None:
+    """Of logprob and entropy together and of each alone; which is asked for decides what is computed."""
+    hidden_NH, weight_VH, targets_N = parts()
+    scales = [torch.linspace(-1, 2, 7, dtype=torch.float64), torch.linspace(3, -2, 7, dtype=torch.float64)]
+
+    def gradients(values: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        total = sum((s * v).sum() for s, v, is_asked in zip(scales, values, asked, strict=True) if is_asked)
+        assert isinstance(total, Tensor)
+        return torch.autograd.grad(total, (hidden_NH, weight_VH))
+
+    all_NV = torch.log_softmax(hidden_NH @ weight_VH.T / 0.7, -1)
+    expected = gradients((all_NV.gather(-1, targets_N[:, None])[:, 0], -(all_NV.exp() * all_NV).sum(-1)))
+
+    found = gradients(token_logprobs(hidden_NH, weight_VH, targets_N, temperature=0.7, chunk=chunk))
+
+    for found_gradient, expected_gradient in zip(found, expected, strict=True):
+        torch.testing.assert_close(found_gradient, expected_gradient, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
