@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -98,5 +99,7 @@ def serve(
     if not runs.all():
         raise RunFolderError(f"{', '.join(map(str, paths))} holds no run folder; name one, or a folder that holds some")
     from fourstroke.dashboard.app import listen
+
+    threading.Thread(target=runs.warm_up, name="warm-up", daemon=True).start()
 
     listen(runs, host=host, port=port, token=token, say=say)

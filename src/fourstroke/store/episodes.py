@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from enum import StrEnum
@@ -31,6 +32,7 @@ from fourstroke.types import (
 
 # Characters of a verdict's reason that the index keeps; the whole is in the payload.
 _REASON_CHARS = 300
+_RECORDS_AT_ONCE = 50
 
 _CREATE = """
 CREATE TABLE groups (
@@ -312,8 +314,10 @@ class EpisodeIndex:
                 ).fetchall()
         self._connection.execute("BEGIN")
         try:
-            for number, record in results:
-                self._add(number, decode(record, GroupRecord))
+            # A part at a time, since many records alive at once are slow to make: the collector looks at them all.
+            for first in range(0, len(results), _RECORDS_AT_ONCE):
+                part = results[first : first + _RECORDS_AT_ONCE]
+                self._add([(number, decode(record, GroupRecord)) for number, record in part])
             self._connection.executemany(
                 "UPDATE groups SET state = ?2, dropped_for = ?3, step = ?4, trained_version = ?5 WHERE id = ?1", states
             )
@@ -322,18 +326,25 @@ class EpisodeIndex:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
-    def _add(self, number: int, record: GroupRecord) -> None:
-        self._connection.execute(
+    def _add(self, records: Sequence[tuple[int, GroupRecord]]) -> None:
+        self._connection.executemany(
             "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, '', '', NULL, NULL)",
-            (number, record.id, record.incarnation, record.attempt, record.draw.task_id, record.admitted_version),
+            (
+                (number, record.id, record.incarnation, record.attempt, record.draw.task_id, record.admitted_version)
+                for number, record in records
+            ),
         )
         self._connection.executemany(
             "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [_columns(number, episode) for episode in record.episodes],
+            (_columns(number, episode) for number, record in records for episode in record.episodes),
         )
         self._connection.executemany(
             "INSERT INTO version_runs VALUES (?, ?, ?)",
-            [(number, run.version, run.num_tokens) for episode in record.episodes for run in episode.versions],
+            (
+                (number, version, num_tokens)
+                for number, record in records
+                for version, num_tokens in _tokens_by_version(record).items()
+            ),
         )
 
 
@@ -388,6 +399,15 @@ def _columns(number: int, episode: EpisodeRecord) -> Sequence[str | int | float 
         min(versions, default=None),
         max(versions, default=None),
     )
+
+
+def _tokens_by_version(record: GroupRecord) -> Counter[int]:
+    """Sampled tokens of a group by the version that sampled them."""
+    tokens: Counter[int] = Counter()
+    for episode in record.episodes:
+        for run in episode.versions:
+            tokens[run.version] += run.num_tokens
+    return tokens
 
 
 def _verdict(verdict: Verdict) -> tuple[str, float | None, str]:

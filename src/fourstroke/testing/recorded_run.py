@@ -122,7 +122,8 @@ class _Recorder:
 
     def _step(self, step: int) -> None:
         version = step - 1
-        keys, scores = [], []
+        keys: list[str] = []
+        scores: list[float] = []
         while len(keys) < self._recorded.groups_per_step:
             index = next(self._index)
             draw = Draw(epoch=0, index=index, task_id=f"task{index % 40:04d}", seed=index)

@@ -3,12 +3,13 @@
 import contextlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fourstroke.errors import RunFolderError
 from fourstroke.store import EpisodeFilter, EpisodeIndex, EpisodeOrder, Ledger, read_reference
 from fourstroke.testing.episodes import make_group, make_record
-from fourstroke.types import PayloadReference
+from fourstroke.types import PayloadReference, VersionRun
 
 
 class Scene:
@@ -20,10 +21,13 @@ class Scene:
         self.ledger.open_incarnation(from_step=0, reason="test")
         self.index = EpisodeIndex(path)
 
-    def receive(self, index, scores, *, lengths=None, incarnation=0, version=0):
+    def receive(self, index, scores, *, lengths=None, incarnation=0, version=0, versions=None):
         group = make_group(scores, index=index, version=version, reply_lengths=lengths)
         reference = PayloadReference(segment=1, offset=index, length=2, digest="0" * 16)
         record = make_record(group, incarnation=incarnation, reference=reference)
+        if versions:
+            episodes = tuple(msgspec.structs.replace(episode, versions=versions) for episode in record.episodes)
+            record = msgspec.structs.replace(record, episodes=episodes)
         self.ledger.admit(group.draw, version=version)
         self.ledger.begin_attempt(
             group.id, incarnation=incarnation, attempt=0, version=version, num_episodes=len(scores)
@@ -161,6 +165,16 @@ def test_scores_lengths_and_lags_count_what_was_trained(scene):
     assert scene.index.scores_by_step() == {1: [[1.0, 0.0], [0.5]]}
     assert scene.index.lengths() == [(2, "finished", 1), (3, "finished", 1), (4, "finished", 2), (7, "finished", 1)]
     assert scene.index.token_lags() == {1: 3, 2: 10}
+
+
+def test_a_lag_is_that_of_each_token_and_not_of_its_draw(scene):
+    runs = (VersionRun(version=1, num_tokens=5), VersionRun(version=3, num_tokens=2))
+    key = scene.receive(0, [1.0, 0.0], version=1, versions=runs)
+    scene.ledger.mark_trained([key], step=1, version=3)
+
+    assert scene.index.token_lags() == {0: 4, 2: 10}
+    (first, _) = scene.index.page(EpisodeFilter()).rows
+    assert (first.oldest_version, first.newest_version, first.trained_version) == (1, 3, 3)
 
 
 def test_members_come_in_order_and_a_reference_leads_to_the_payload(scene):

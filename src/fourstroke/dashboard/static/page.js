@@ -44,7 +44,7 @@ document.addEventListener("input", (event) => {
   const form = event.target.closest("form[data-filter]");
   if (!form) return;
   clearTimeout(timer);
-  timer = setTimeout(filter, event.target.matches("input[type=text], input[type=number]") ? 150 : 0, form);
+  timer = setTimeout(filter, event.target.matches("input[type=text], input[type=number]") ? 100 : 0, form);
 });
 
 function isBusy() {
