@@ -130,8 +130,8 @@ def engine_arguments(
         arguments["gpu_memory_utilization"] = config.gpu_memory_fraction
     else:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
-        # The smallest that the kernels take. Only whole blocks are shared among prompts that begin alike, and vLLM's own
-        # choice of 128 tokens is longer than many a prompt.
+        # The smallest that the kernels take. Only whole blocks are shared among prompts that begin alike, and vLLM's
+        # own choice of 128 tokens is longer than many a prompt.
         arguments["block_size"] = 32
     return arguments
 
