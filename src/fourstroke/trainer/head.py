@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_TOKENS = 256
+# Each chunk passes once over the whole gradient of the output matrix, and its logits are 100 MB for 49,152 words.
+CHUNK_TOKENS = 512
+# Elements that are converted at once: 1 MB of fp32.
+_PIECE = 2**18
 
 
 def _scaled_logits(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
@@ -55,7 +58,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_NH, weight_VH, targets_N, largest_N, sum_N, entropy_N = ctx.saved_tensors
         grad_N = torch.zeros_like(sum_N) if grad_N is None else grad_N
         grad_hidden_NH = torch.empty_like(hidden_NH)
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_N.dtype)
+        grad_weight_VH: Tensor | None = None
         for part in _chunks(len(hidden_NH), ctx.chunk):
             logits_CV = _scaled_logits(hidden_NH[part], weight_VH, ctx.temperature)
             logits_CV.sub_(largest_N[part, None])
@@ -70,8 +73,30 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_logits_CV.scatter_add_(-1, targets_N[part, None], scale_C1)
             grad_logits_CV = grad_logits_CV.to(hidden_NH.dtype)
             grad_hidden_NH[part] = grad_logits_CV @ weight_VH
-            grad_weight_VH += grad_logits_CV.T @ hidden_NH[part]
+            grad_part_VH = grad_logits_CV.T @ hidden_NH[part]
+            if grad_weight_VH is None:
+                grad_weight_VH = grad_part_VH
+            else:
+                grad_weight_VH = add_to(grad_weight_VH.to(sum_N.dtype), grad_part_VH)
+        grad_weight_VH = torch.zeros_like(weight_VH) if grad_weight_VH is None else grad_weight_VH
         return grad_hidden_NH, grad_weight_VH.to(weight_VH.dtype), None, None, None
+
+
+def add_to(total: Tensor, part: Tensor) -> Tensor:
+    """``total += part`` where the part may be of a narrower type; both contiguous. Returns the total.
+
+    torch converts all of the part before it adds; by pieces that stay in the cache it takes half the time on a CPU.
+
+    Example:
+        >>> add_to(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bfloat16)).tolist()
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
+    if total.dtype == part.dtype or total.is_cuda:
+        return total.add_(part)
+    scratch = torch.empty(min(total.numel(), _PIECE), dtype=total.dtype)
+    for total_part, narrow_part in zip(total.view(-1).split(_PIECE), part.view(-1).split(_PIECE), strict=True):
+        total_part.add_(scratch[: len(total_part)].copy_(narrow_part))
+    return total
 
 
 def _chunks(length: int, size: int) -> list[slice]:

@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from fourstroke.errors import ConfigError, ModelNotFoundError, RunFolderError
 from fourstroke.trainer import attention
 from fourstroke.trainer.attention import layout_of
-from fourstroke.trainer.head import token_logprobs
+from fourstroke.trainer.head import add_to, token_logprobs
 from fourstroke.trainer.packing import Packed, assemble
 
 _STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -255,7 +255,7 @@ def _move_gradient_to(master: nn.Parameter) -> Callable[[Tensor], None]:
     def move(working: Tensor) -> None:
         assert working.grad is not None
         assert master.grad is not None
-        master.grad.add_(working.grad)
+        add_to(master.grad, working.grad)
         working.grad = None
 
     return move
