@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from fourstroke.algorithms import group_advantages
-from fourstroke.dashboard.charts import LineChart, Series, bars, histogram, line_chart, number_text
+from fourstroke.dashboard.charts import Bar, LineChart, Series, bars, histogram, line_chart, number_text
 from fourstroke.dashboard.query import Query
 from fourstroke.dashboard.runs import Run, RunState
 from fourstroke.dashboard.token_view import Colouring, legend_of, token_views
@@ -55,7 +55,7 @@ def _run_line(run: Run) -> Page:
     return {
         "name": run.name,
         "state": run.state.value,
-        "created": run.folder.identity.created,
+        "created": run.identity.created,
         "step": int(last.get("step", 0)),
         "num_steps": run.config.num_steps,
         "score": number_text(last[_SCORE]) if _SCORE in last else "-",
@@ -82,17 +82,22 @@ def run_page(run: Run) -> Page:
         "reason": visible(summary.reason) if summary else "",
         "peak_gib": number_text(summary.peak_memory_bytes / 2**30) if summary else "",
         "audit": audit,
-        "drops": bars(sorted((audit.dropped_by_reason if audit else {}).items()), kind="bad"),
-        "attempt_drops": bars(sorted((audit.attempts_dropped_by_reason if audit else {}).items()), kind="bad"),
+        "drops": _drops(audit.dropped_by_reason if audit else {}),
+        "attempt_drops": _drops(audit.attempts_dropped_by_reason if audit else {}),
         "evaluations": run.evaluations,
         "number": number_text,
         "incarnations": [(one.number, one.from_step, visible(one.reason)) for one in run.incarnations],
         "waits": sorted(report.waits, key=lambda wait: -wait.waited_s)[:40] if report else [],
         "waits_age_s": max(0.0, unix_now() - report.written_unix) if report else 0.0,
+        "visible": visible,
         "phase": visible(report.phase) if report else "",
         "config": run.config,
-        "identity": run.folder.identity,
+        "identity": run.identity,
     }
+
+
+def _drops(counts: Mapping[str, int]) -> tuple[Bar, ...]:
+    return bars(((visible(reason), count) for reason, count in sorted(counts.items())), kind="bad")
 
 
 def curves_page(runs: Sequence[Run], chosen: Sequence[Run]) -> Page:

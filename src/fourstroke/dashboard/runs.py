@@ -24,6 +24,7 @@ from fourstroke.store import (
     Incarnation,
     Ledger,
     RunFolder,
+    RunIdentity,
     Summary,
     read_events,
     read_metrics,
@@ -83,11 +84,17 @@ class Run:
         self.index = EpisodeIndex(self.folder.ledger_path)
         folder = self.folder
         ledger_files = (folder.ledger_path, folder.ledger_path.with_name(f"{folder.ledger_path.name}-wal"))
+        self._identity = _Cached(lambda: RunFolder.open(path).identity, [path / "run.json"])
         self._config = _Cached(lambda: load_config(folder.config_path), [folder.config_path])
         self._metrics = _Cached(lambda: _present(folder.metrics_path, read_metrics) or [], [folder.metrics_path])
         self._events = _Cached(lambda: _present(folder.events_path, read_events) or [], [folder.events_path])
         self._audit = _Cached(self._read_audit, ledger_files)
         self._scores = _Cached(self.index.scores_by_step, ledger_files)
+
+    @property
+    def identity(self) -> RunIdentity:
+        """What made the run; a resume writes it anew."""
+        return self._identity.get()
 
     @property
     def config(self) -> RunConfig:
@@ -126,9 +133,9 @@ class Run:
 
     @property
     def summary(self) -> Summary | None:
-        """The outcome; None while there is none, or where the run was resumed after it."""
+        """The outcome; None while there is none, or where the run was resumed after it, which writes waits anew."""
         ended, waited = _stamp(self.folder.summary_path), _stamp(self.folder.waits_path)
-        if ended is None or (waited is not None and waited[0] > ended[0] and self._is_alive()):
+        if ended is None or (waited is not None and waited[0] > ended[0]):
             return None
         return read_summary(self.folder.summary_path)
 

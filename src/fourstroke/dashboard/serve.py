@@ -17,6 +17,7 @@ from fourstroke.errors import ConfigError, PreflightError, RunFolderError
 
 _NEEDED = ("jinja2", "starlette", "uvicorn")
 LEAST_TOKEN_CHARS = 16
+_LONGEST_WARM_UP_S = 3.0
 
 
 def is_loopback(host: str) -> bool:
@@ -100,6 +101,9 @@ def serve(
         raise RunFolderError(f"{', '.join(map(str, paths))} holds no run folder; name one, or a folder that holds some")
     from fourstroke.dashboard.app import listen
 
-    threading.Thread(target=runs.warm_up, name="warm-up", daemon=True).start()
+    # The address is told once the newest runs are indexed, so that the first look does not wait, or at last without.
+    indexing = threading.Thread(target=runs.warm_up, name="warm-up", daemon=True)
+    indexing.start()
+    indexing.join(_LONGEST_WARM_UP_S)
 
     listen(runs, host=host, port=port, token=token, say=say)

@@ -173,6 +173,26 @@ def test_a_run_whose_process_is_gone_is_not_running(served):
     assert 'data-refresh="0"' in client.get(f"/runs/{name}").text
 
 
+def test_a_run_that_was_resumed_and_killed_does_not_keep_its_first_end(served, runs_dir):
+    client, (name,) = served(RecordedRun(num_steps=1, pid=2**22 + 1))
+    assert f"{name} finished" in _text(client.get("/"))
+    ended = (runs_dir / name / "summary.json").stat().st_mtime_ns
+
+    os.utime(runs_dir / name / "waits.json", ns=(ended + 1, ended + 1))
+
+    assert f"{name} not running" in _text(client.get("/"))
+
+
+def test_hostile_waits_are_only_text(served, runs_dir):
+    client, (name,) = served(RecordedRun(num_steps=1, is_ended=False, pid=os.getpid()))
+    file = runs_dir / name / "waits.json"
+    file.write_text(file.read_text().replace("to be sampled", "<b>\\u202e\\u0007"))
+
+    for tab in ("", "/timeline"):
+        text = _text(client.get(f"/runs/{name}{tab}"))
+        assert "<b>\\u202e\\x07" in text
+
+
 # --- hostile text ---------------------------------------------------------------------------------------------------
 
 HOSTILE = (
