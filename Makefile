@@ -17,6 +17,8 @@ VENV := .venv
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq --no-deps --no-compile
 PYTEST := $(VENV)/bin/python -m pytest
+# More of pytest's markers to leave out: make test WITHOUT=" and not browser"
+WITHOUT ?=
 
 .PHONY: quickstart setup test test-slow check bench docs lock clean
 .DELETE_ON_ERROR:
@@ -27,7 +29,7 @@ quickstart: $(VENV)/.ready
 setup: $(VENV)/.ready
 
 test: $(VENV)/.ready-dev
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu$(WITHOUT)"
 
 test-slow: $(VENV)/.ready-dev
 	$(PYTEST) -m "slow and not gpu"

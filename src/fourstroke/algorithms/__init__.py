@@ -4,12 +4,19 @@ What is exported here is NumPy and runs on the controller, which never loads tor
 and is imported by its module: :mod:`fourstroke.algorithms.losses`, those that it binds, ``corrections`` and ``inputs``.
 """
 
-from fourstroke.algorithms.advantages import episode_advantages, group_advantages, is_uniform, soft_overlong_penalty
+from fourstroke.algorithms.advantages import (
+    OF_GROUP_SCORES,
+    episode_advantages,
+    group_advantages,
+    is_uniform,
+    soft_overlong_penalty,
+)
 from fourstroke.algorithms.aggregation import token_weights
 from fourstroke.algorithms.terms import BUNDLE_TERMS, LossMetric, Term, needs_gradient, terms_of
 
 __all__ = [
     "BUNDLE_TERMS",
+    "OF_GROUP_SCORES",
     "LossMetric",
     "Term",
     "episode_advantages",

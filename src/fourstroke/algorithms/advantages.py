@@ -260,6 +260,11 @@ ADVANTAGES: dict[str, Callable[[Scores], np.ndarray]] = {
     "decoupled": decoupled,
 }
 
+# Those whose value follows from the scores of the group alone: no lengths, components, settings or other groups.
+OF_GROUP_SCORES = frozenset(
+    {"group_standardised", "group_centred", "leave_one_out", "leave_one_out_standardised", "best_of_group"}
+)
+
 
 def episode_advantages(
     scores_E: np.ndarray,

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from fourstroke.algorithms import group_advantages
+from fourstroke.algorithms import OF_GROUP_SCORES, group_advantages
 from fourstroke.dashboard.charts import Bar, LineChart, Series, bars, histogram, line_chart, number_text
 from fourstroke.dashboard.query import Query
 from fourstroke.dashboard.runs import Run, RunState
@@ -220,9 +220,12 @@ def pager(given: Mapping[str, str], *, number: int, num_pages: int, name: str = 
 
 
 def _advantages(run: Run, group: Group) -> dict[int, float]:
-    """Advantage of each scored member, by the rule and the scores that the run trained it with."""
+    """Advantage of each scored member by the rule of the run; empty where it needs more than the group's scores."""
+    algorithm = run.config.algorithm
+    if algorithm.advantage not in OF_GROUP_SCORES or algorithm.overlong_share > 0:
+        return {}
     scored = [member for member in group.members if isinstance(member.verdict, Scored)]
-    values = group_advantages(group.scores_G, kind=run.config.algorithm.advantage)
+    values = group_advantages(group.scores_G, kind=algorithm.advantage)
     return {member.episode.member: float(value) for member, value in zip(scored, values, strict=True)}
 
 

@@ -117,6 +117,16 @@ def test_a_groups_members_stand_side_by_side_with_their_advantages(served):
     assert page.text.count("advantage") == 4
 
 
+def test_an_advantage_that_other_groups_decide_is_not_worked_out_from_one(served, runs_dir):
+    client, (name,) = served(RecordedRun(num_steps=2, groups_per_step=2, group_size=4, seed=5))
+    config = runs_dir / name / "config.yaml"
+    config.write_text(config.read_text().replace("advantage: group_standardised", "advantage: batch_standardised"))
+
+    text = _text(client.get(f"/runs/{name}/groups/e0000-i000002/0/0/0"))
+
+    assert "advantage batch_standardised needs more than the group's scores" in text
+
+
 def test_the_advantage_is_that_of_the_runs_rule(served, runs_dir):
     client, (name,) = served(RecordedRun(num_steps=2, groups_per_step=2, group_size=4, seed=5))
     (run,) = Runs([runs_dir]).all()
