@@ -4,6 +4,7 @@ The heavy parts that a run on fakes leaves out are asked apart: what vLLM is sta
 model, the graders' processes, and the start-up checks.
 """
 
+import importlib
 import os
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from fourstroke.config.bundles import LOSS_KEYS
 from fourstroke.engines.vllm import VllmEngine, engine_arguments
 from fourstroke.errors import ConfigError
 from fourstroke.observability import utc_now
+from fourstroke.observability.sinks import SinkSite
+from fourstroke.observability.sinks.feed import _LIBRARIES
 from fourstroke.orchestration.actors import read_rows
 from fourstroke.orchestration.batching import build_batches
 from fourstroke.orchestration.preflight import HostFacts, check_host
@@ -48,6 +51,7 @@ def _config(tmp_path, model):
             "evaluation": {"num_tasks": 3, "samples_per_task": 2},
             "trainer": {"microbatch_tokens": 128, "num_threads": 1},
             "engine": {"max_model_len": 128},
+            "sinks": {"mlflow_uri": f"sqlite:///{tmp_path}/mlflow.db", "prometheus_port": 0},
         }
     )
 
@@ -91,6 +95,14 @@ def _one_real_update(config, tmp_path, model):
     trainer.close()
 
 
+def _open_every_sink(config, tmp_path):
+    site = SinkSite(run="run", folder=tmp_path / "sinks", settings={}, config=config.sinks)
+    for name, library in _LIBRARIES.items():
+        pytest.importorskip(library[0], reason=f"missing: {library[1]}")
+        module = importlib.import_module(f"fourstroke.observability.sinks.{name}")
+        module.open_sink(site).close(is_finished=True)
+
+
 def _every_bundle():
     """What the terms of each bundle read, in a loss and in a batch."""
     read_by_any = set()
@@ -123,6 +135,7 @@ def test_each_leaf_is_read(tmp_path):
     resolve_model(config.model.name, cache_dir=tmp_path)
     _run_on_fakes(config)
     _one_real_update(config, tmp_path, model)
+    _open_every_sink(config, tmp_path)
     GraderPool(config.grader, timeout_s=1.0, environment={}, log_path=tmp_path / "log")
     VllmEngine(config.engine, model, seed=config.seed)
     for on_gpu in (False, True):

@@ -226,8 +226,9 @@ class SinksConfig(Section):
         None,
         description="MLflow's tracking server (http://...) or database (sqlite:///...); it must be set for mlflow.",
     )
-    prometheus_host: str = Field("127.0.0.1", description="Address on which Prometheus may fetch; no token guards it.")
-    prometheus_port: int = Field(9464, ge=0, lt=2**16, description="Port for it; 0 takes a free one.")
+    prometheus_port: int = Field(
+        9464, ge=0, lt=2**16, description="Port of 127.0.0.1 at which Prometheus may fetch; 0 takes a free one."
+    )
 
 
 class RunConfig(Section):

@@ -33,7 +33,7 @@ def _site(folder, *use, **keys):
 
 def _needs(module):
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
+        pytest.skip(f"missing: {module}")
 
 
 class FakeSink:
