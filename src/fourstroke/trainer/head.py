@@ -94,7 +94,7 @@ def add_to(total: Tensor, part: Tensor) -> Tensor:
     if total.dtype == part.dtype or total.is_cuda:
         return total.add_(part)
     scratch = torch.empty(min(total.numel(), _PIECE), dtype=total.dtype)
-    for total_part, narrow_part in zip(total.view(-1).split(_PIECE), part.view(-1).split(_PIECE), strict=True):
+    for total_part, narrow_part in zip(*(torch.split(each.view(-1), _PIECE) for each in (total, part)), strict=True):
         total_part.add_(scratch[: len(total_part)].copy_(narrow_part))
     return total
 
