@@ -230,12 +230,12 @@ PARTS = {"generation": generation, "training": training, "blocks": blocks}
 
 
 def in_process(part: str, steps: list[Step]) -> dict[str, Any]:
-    """One of :data:`PARTS` in a new process, which waits passively as the trainer's own does."""
+    """One of :data:`PARTS` in a new process, whose threads wait as the trainer's do."""
     done = subprocess.run(
         [sys.executable, __file__, part],
         input=msgspec.json.encode(steps),
         stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        env={**os.environ, "GOMP_SPINCOUNT": "1000"},
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -129,6 +129,12 @@ METRICS: dict[str, Metric] = {
             population="mean |difference| of trainer and engine on the canary's tokens; the engine that differs most",
             reducer=Reducer.LAST,
         ),
+        _mean(
+            "weights/publication/changed_fraction",
+            "1",
+            population="published weights whose bits differ from those published before",
+            over="published weights",
+        ),
         _mean("train/staleness/lag_mean", "versions", population=_GROUPS),
         _plain("train/staleness/lag_max", "versions", population=_GROUPS, reducer=Reducer.MAX),
         _mean(

@@ -395,13 +395,18 @@ class Controller:
     async def _publish(self, step: int) -> None:
         """New weights, proved to have arrived, before any slot comes back."""
         async with self._waits.within(self._config.deadlines.publish_s, f"the weights of step {step} to land"):
-            canary, trainer = self._parts.canary, self._parts.trainer
-            version = await self._parts.fleet.publish(lambda: written(trainer, step, canary=canary, start=self._start))
+            canary = self._parts.canary
+            version = await self._parts.fleet.publish(lambda: self._written(step))
         self._tell(EventKind.WEIGHTS_LANDED, step=step, version=str(version))
         if canary.reading is not None:
             self._book.add("weights/canary/difference", canary.reading)
         if canary.is_rising:
             self._tell(EventKind.CANARY_RISING, step=step, reading=canary.reading or 0.0, floor=canary.floor or 0.0)
+
+    async def _written(self, step: int) -> Publication:
+        publication = await written(self._parts.trainer, step, canary=self._parts.canary, start=self._start)
+        measures.add_publication(self._book, publication)
+        return publication
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

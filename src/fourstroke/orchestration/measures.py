@@ -10,7 +10,7 @@ from fourstroke.algorithms import LossMetric, is_uniform
 from fourstroke.config import RunConfig
 from fourstroke.observability import Event, EventKind, MetricBook
 from fourstroke.store import Audit
-from fourstroke.types import GroupRecord, Microbatch, StepStats, StopReason, Tamper, Unscored
+from fourstroke.types import GroupRecord, Microbatch, Publication, StepStats, StopReason, Tamper, Unscored
 
 # Largest mean |log ratio| in nats a token that two right implementations of one model show (bfloat16 was measured at
 # 0.05, float32 at 1e-5), with room for long replies.
@@ -128,6 +128,13 @@ def add_update(book: MetricBook, stats: StepStats) -> None:
     """What the optimiser did."""
     book.add("train/optim/grad_norm", stats.sums["grad_norm"], 1)
     book.add("train/optim/learning_rate", stats.sums["learning_rate"])
+
+
+def add_publication(book: MetricBook, publication: Publication) -> None:
+    """How many of the published weights have changed."""
+    num_elements = sum(entry.num_elements for entry in publication.tensors)
+    num_changed = sum(entry.num_changed for entry in publication.tensors)
+    book.add("weights/publication/changed_fraction", float(num_changed), num_elements)
 
 
 def add_ledger(book: MetricBook, audit: Audit, *, num_to_come: int) -> None:

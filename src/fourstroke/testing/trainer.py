@@ -14,7 +14,7 @@ from fourstroke.algorithms import LossMetric
 from fourstroke.errors import ActorDiedError, RunFolderError
 from fourstroke.store.checkpoints import CHECKPOINT_MANIFEST
 from fourstroke.store.files import write_atomic
-from fourstroke.types import BatchRecord, Canary, Microbatch, Publication, StepStats, Wait, WeightVersion
+from fourstroke.types import BatchRecord, Canary, Microbatch, Publication, StepStats, TensorEntry, Wait, WeightVersion
 
 EMPTY_CANARY = Canary(ids_BT=np.zeros((0, 0), np.int32), logprobs_BT=np.zeros((0, 0), np.float32))
 
@@ -100,12 +100,15 @@ class FakeTrainer:
         return stats
 
     async def publish(self, number: int, *, incarnation: int) -> Publication:
-        """A publication without tensors; its digest says which weight it is."""
+        """A publication of one tensor that lies nowhere; its digest says which weight it is."""
         await self._work()
         self.published.append((incarnation, number))
         digest = f"{number:016x}{hash(self.weight) & (2**64 - 1):016x}"
         version = WeightVersion(incarnation=incarnation, number=number, digest=digest)
-        return Publication(version=version, path="", size_bytes=0, tensors=())
+        weights = TensorEntry(
+            name="weights", dtype="float32", shape=(4,), offset=0, size_bytes=16, digest=version.digest, num_changed=1
+        )
+        return Publication(version=version, path="", size_bytes=16, tensors=(weights,))
 
     async def canary(self) -> Canary:
         """What it was made with, for the number of the newest publication."""

@@ -43,7 +43,7 @@ SCHEMAS: dict[type[nouns.Noun], int] = {
     nouns.StepStats: 1,
     nouns.Tamper: 1,
     nouns.Task: 1,
-    nouns.TensorEntry: 1,
+    nouns.TensorEntry: 2,
     nouns.Timings: 1,
     nouns.ToolCall: 1,
     nouns.Trajectory: 1,

@@ -9,6 +9,7 @@ Shape letters: ``T`` tokens of one span or row, ``G`` members of a group, ``B`` 
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -675,10 +676,19 @@ class WeightVersion(Noun, frozen=True, kw_only=True):
 class TensorEntry(Noun, frozen=True, kw_only=True):
     """Where one tensor lies in a publication, and the digest of its name, dtype, shape and bytes.
 
+    Attributes:
+        name: In the checkpoint.
+        dtype: Published type.
+        shape: Of the tensor.
+        offset: Where its bytes begin.
+        size_bytes: How many they are.
+        digest: Of name, dtype, shape and bytes.
+        num_changed: Elements whose bits are not those that the same publisher wrote before; all at its first.
+
     Example:
         >>> TensorEntry(name="model.norm.weight", dtype="bfloat16", shape=(576,), offset=0, size_bytes=1152,
-        ...             digest="00ff").size_bytes
-        1152
+        ...             digest="00ff", num_changed=12).num_elements
+        576
     """
 
     name: str
@@ -687,6 +697,12 @@ class TensorEntry(Noun, frozen=True, kw_only=True):
     offset: int
     size_bytes: int
     digest: str
+    num_changed: int
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers the tensor holds."""
+        return math.prod(self.shape)
 
 
 class Publication(Noun, frozen=True, kw_only=True):

@@ -23,6 +23,8 @@ from fourstroke.weights.manifest import DTYPES, bytes_of, num_bytes, tensor_dige
 
 # Enough for any type's alignment and for whole cache lines.
 _ALIGNMENT = 64
+# Whole numbers of the size of an element, by its bytes: bits are compared, since NaN differs from itself.
+_BITS = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class Publisher:
         self._size_bytes = max(end, _ALIGNMENT)
         self._mapping: mmap.mmap | None = _allocate(path, self._size_bytes)
         self._whole = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        self._written: set[str] = set()
 
     def publish(self, number: int, tensors: Iterable[tuple[str, torch.Tensor]], *, incarnation: int) -> Publication:
         """Write all tensors and return the message that announces them.
@@ -113,11 +116,27 @@ class Publisher:
             )
         source = bytes_of(tensor.detach().to(device="cpu", dtype=DTYPES[spec.dtype]).contiguous())
         digest = tensor_digest(name, dtype=spec.dtype, shape=spec.shape, data=source)
-        offset = self._offsets[name]
-        self._copy(offset, source=torch.from_numpy(source))
+        offset, wire = self._offsets[name], torch.from_numpy(source)
+        num_changed = self._num_changed(name, source=wire)
+        self._copy(offset, source=wire)
+        self._written.add(name)
         return TensorEntry(
-            name=name, dtype=spec.dtype, shape=spec.shape, offset=offset, size_bytes=len(source), digest=digest
+            name=name,
+            dtype=spec.dtype,
+            shape=spec.shape,
+            offset=offset,
+            size_bytes=len(source),
+            digest=digest,
+            num_changed=num_changed,
         )
+
+    def _num_changed(self, name: str, *, source: torch.Tensor) -> int:
+        bits = _BITS[DTYPES[self._specs[name].dtype].itemsize]
+        new = source.view(bits)
+        if name not in self._written:
+            return len(new)
+        old = self._whole[self._offsets[name] : self._offsets[name] + len(source)].view(bits)
+        return int(torch.count_nonzero(old != new))
 
     def _copy(self, offset: int, *, source: torch.Tensor) -> None:
         self._whole[offset : offset + len(source)].copy_(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_versions_follow_one_another_in_one_mapping(publisher: Publisher, receiv
     # One mapping: the views handed over first now show the second publication.
     assert before["embed"].data_ptr() == after["embed"].data_ptr()
     assert torch.equal(after["embed"], tensors(2)["embed"].bfloat16())
+
+
+def test_elements_whose_published_bits_differ_are_counted(publisher: Publisher) -> None:
+    ones = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    nudged = {**ones, "embed": ones["embed"] + 1e-5, "norm": ones["norm"].clone()}
+    nudged["norm"][:2] = torch.tensor([2.0, torch.nan])
+
+    changed = [
+        {entry.name: entry.num_changed for entry in publisher.publish(number, source.items(), incarnation=0).tensors}
+        for number, source in enumerate((ones, nudged, nudged), start=1)
+    ]
+
+    assert changed[0] == {name: math.prod(shape) for name, shape in SHAPES.items()}
+    # One part in 100,000 is nothing in bfloat16, and a NaN is the same one the second time.
+    assert changed[1] == dict.fromkeys(SHAPES, 0) | {"norm": 2}
+    assert changed[2] == dict.fromkeys(SHAPES, 0)
 
 
 def test_the_digest_depends_on_content_and_not_on_order(publisher: Publisher) -> None:
