@@ -1,4 +1,4 @@
-"""A 135-million-parameter model learns sums and differences on two CPU cores, in about six minutes."""
+"""A 135-million-parameter model learns sums and differences on two CPU cores, in about seven minutes."""
 
 from __future__ import annotations
 

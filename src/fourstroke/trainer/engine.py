@@ -105,6 +105,8 @@ class TorchTrainer:
                 for name, shape in self._model.shapes.items()
             ],
         )
+        # Nobody reads this one: it makes the buffer's pages warm, and is what the first publication is compared with.
+        self.publish(0, incarnation=0)
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:

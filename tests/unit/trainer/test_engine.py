@@ -287,10 +287,13 @@ def test_publication_and_export(
     make_trainer: MakeTrainer, make_batch: MakeBatch, tiny_llama: Path, tmp_path: Path
 ) -> None:
     trainer = make_trainer(compute="bfloat16")
+    # What is published first is compared with the checkpoint's weights.
+    assert sum(entry.num_changed for entry in trainer.publish(0, incarnation=0).tensors) == 0
     run(trainer, make_batch(), [(0, 1, 2, 3)])
     trainer.optim_step()
 
     publication = trainer.publish(1, incarnation=0)
+    assert sum(entry.num_changed for entry in publication.tensors) > 0
     trainer.export(str(tmp_path / "saved"))
 
     saved = load_file(tmp_path / "saved" / "model.safetensors")
