@@ -20,6 +20,9 @@ PYTEST := $(VENV)/bin/python -m pytest
 # More of pytest's markers to leave out: make test WITHOUT=" and not browser"
 WITHOUT ?=
 
+# Files beside the benchmarks that are parts of them.
+BENCH_PARTS := $(addprefix benchmarks/,report.py recorded.py trl_arm.py)
+
 .PHONY: quickstart setup test test-slow check bench docs lock clean
 .DELETE_ON_ERROR:
 
@@ -41,7 +44,7 @@ check: $(VENV)/.ready-dev
 	$(PYTEST) -q tests/test_architecture.py tests/test_public_names.py
 
 bench: $(VENV)/.ready
-	@set -e; for script in $(filter-out benchmarks/report.py,$(wildcard benchmarks/*.py)); do echo "$$script"; $(VENV)/bin/python "$$script"; done
+	@set -e; for script in $(filter-out $(BENCH_PARTS),$(wildcard benchmarks/*.py)); do echo "$$script"; $(VENV)/bin/python "$$script"; done
 
 docs: $(VENV)/.ready-dev
 	$(VENV)/bin/python docs/generate.py

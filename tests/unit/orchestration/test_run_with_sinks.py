@@ -43,7 +43,7 @@ def _run(tmp_path, **sinks):
 
 def _needs(module):
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
+        pytest.skip(f"missing: {module}")
 
 
 def test_a_failing_sink_stops_nothing_and_is_said_once(tmp_path):
