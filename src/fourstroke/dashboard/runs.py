@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -10,12 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import msgspec
 import psutil
 
 from fourstroke.config import RunConfig, load_config, process_settings
 from fourstroke.errors import FourstrokeError, RunFolderError
-from fourstroke.evaluation import EvaluationReport
+from fourstroke.evaluation import EvaluationReport, read_evaluations
 from fourstroke.observability import Event, WaitsReport
 from fourstroke.store import (
     Audit,
@@ -26,12 +26,13 @@ from fourstroke.store import (
     RunFolder,
     RunIdentity,
     Summary,
+    ledger_files,
     read_events,
+    read_group,
     read_metrics,
-    read_payload,
-    read_reference,
     read_summary,
     read_waits,
+    stamp,
 )
 from fourstroke.tokens.pieces import TokenPieces
 from fourstroke.types import Group
@@ -61,7 +62,7 @@ class _Cached(Generic[T]):
         self._value: T | None = None
 
     def get(self) -> T:
-        signature = tuple(_stamp(path) for path in self._paths)
+        signature = tuple(stamp(path) for path in self._paths)
         if self._value is None or signature != self._signature:
             self._value, self._signature = self._read(), signature
         return self._value
@@ -83,13 +84,12 @@ class Run:
         self.folder = RunFolder.open(path)
         self.index = EpisodeIndex(self.folder.ledger_path)
         folder = self.folder
-        ledger_files = (folder.ledger_path, folder.ledger_path.with_name(f"{folder.ledger_path.name}-wal"))
         self._identity = _Cached(lambda: RunFolder.open(path).identity, [path / "run.json"])
         self._config = _Cached(lambda: load_config(folder.config_path), [folder.config_path])
         self._metrics = _Cached(lambda: _present(folder.metrics_path, read_metrics) or [], [folder.metrics_path])
         self._events = _Cached(lambda: _present(folder.events_path, read_events) or [], [folder.events_path])
-        self._audit = _Cached(self._read_audit, ledger_files)
-        self._scores = _Cached(self.index.scores_by_step, ledger_files)
+        self._audit = _Cached(self._read_audit, ledger_files(folder.ledger_path))
+        self._scores = _Cached(self.index.scores_by_step, ledger_files(folder.ledger_path))
 
     @property
     def identity(self) -> RunIdentity:
@@ -134,7 +134,7 @@ class Run:
     @property
     def summary(self) -> Summary | None:
         """The outcome; None while there is none, or where the run was resumed after it, which writes waits anew."""
-        ended, waited = _stamp(self.folder.summary_path), _stamp(self.folder.waits_path)
+        ended, waited = stamp(self.folder.summary_path), stamp(self.folder.waits_path)
         if ended is None or (waited is not None and waited[0] > ended[0]):
             return None
         return read_summary(self.folder.summary_path)
@@ -150,7 +150,7 @@ class Run:
     @property
     def evaluations(self) -> tuple[EvaluationReport, ...]:
         """The held-out evaluations, by version."""
-        reports = [_evaluation(path) for path in sorted(self.folder.evaluations_dir.glob("*.json"))]
+        reports = read_evaluations(self.folder.evaluations_dir).values()
         return tuple(sorted(reports, key=lambda report: report.version))
 
     def group(self, key: str, *, incarnation: int, attempt: int) -> Group:
@@ -160,8 +160,7 @@ class Run:
             RunFolderError: There is no such result, or its payload is gone or damaged.
             CodecError: It was written by another version of Fourstroke.
         """
-        reference = read_reference(self.folder.ledger_path, key, incarnation=incarnation, attempt=attempt)
-        return read_payload(self.folder.payload_dir, reference, Group)
+        return read_group(self.folder, key, incarnation=incarnation, attempt=attempt)
 
     def tokenizer(self) -> TokenPieces | None:
         """The run's tokenizer, from its own models or from where its model lies on this machine; None without one."""
@@ -242,25 +241,4 @@ def _present(path: Path, read: Callable[[Path], T]) -> T | None:
     return read(path) if path.is_file() else None
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
-
-
-def _evaluation(path: Path) -> EvaluationReport:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=EvaluationReport)
-    except msgspec.MsgspecError as error:
-        raise RunFolderError(f"{path} is no evaluation ({error}); restore it from a copy") from error
-
-
-_tokenizers: dict[Path, TokenPieces] = {}
-
-
-def _pieces(folder: Path) -> TokenPieces:
-    if folder not in _tokenizers:
-        _tokenizers[folder] = TokenPieces(folder)
-    return _tokenizers[folder]
+_pieces = functools.cache(TokenPieces)

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from fourstroke.errors import RunFolderError
+from fourstroke.store.files import stamp
 from fourstroke.store.ledger_file import LedgerFile
 from fourstroke.types import (
     EpisodeRecord,
@@ -196,7 +197,7 @@ class EpisodeIndex:
     def __init__(self, ledger_path: Path) -> None:
         self._path = ledger_path
         self._lock = threading.Lock()
-        self._signature: tuple[tuple[int, int], ...] = ()
+        self._signature: tuple[tuple[int, int] | None, ...] = ()
         self._connection = _empty_index()
 
     def page(
@@ -290,7 +291,7 @@ class EpisodeIndex:
     def _fresh(self) -> Iterator[sqlite3.Connection]:
         """The index, brought up to date, for one thread at a time."""
         with self._lock:
-            signature = _signature(self._path)
+            signature = tuple(map(stamp, ledger_files(self._path)))
             if signature != self._signature and self._path.is_file():
                 self._take_up()
                 self._signature = signature
@@ -373,16 +374,14 @@ def _empty_index() -> sqlite3.Connection:
     return connection
 
 
-def _signature(path: Path) -> tuple[tuple[int, int], ...]:
-    """Changes whenever somebody has written to the ledger: the time and size of its file and of its log."""
-    found = []
-    for file in (path, path.with_name(f"{path.name}-wal")):
-        try:
-            stat = file.stat()
-        except FileNotFoundError:
-            continue
-        found.append((stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+def ledger_files(ledger_path: Path) -> tuple[Path, Path]:
+    """The ledger's file and its log: one of them changes whenever somebody has written to the ledger.
+
+    Example:
+        >>> [path.name for path in ledger_files(Path("ledger.sqlite"))]
+        ['ledger.sqlite', 'ledger.sqlite-wal']
+    """
+    return ledger_path, ledger_path.with_name(f"{ledger_path.name}-wal")
 
 
 def _columns(number: int, episode: EpisodeRecord) -> Sequence[str | int | float | None]:

@@ -43,6 +43,19 @@ space there or set runs_dir to a folder on another disk
         raise
 
 
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Time and size of a file, which change whenever somebody has written there; None where there is none.
+
+    Example:
+        >>> stamp(Path("nowhere"))
+    """
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
 def full_disk(path: Path) -> RunFolderError:
     """The error for a disk without room for ``path``."""
     return RunFolderError(

@@ -35,6 +35,21 @@ class FoundEpisode(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
 
 
+def read_group(run: RunFolder, key: str, *, incarnation: int, attempt: int) -> Group:
+    """The group of one result, whole.
+
+    Raises:
+        RunFolderError: There is no such result, or its payload is gone or damaged.
+        CodecError: It was written by another version of Fourstroke.
+
+    Example:
+        >>> read_group(run, "e0000-i000002", incarnation=0, attempt=0).id  # doctest: +SKIP
+        'e0000-i000002'
+    """
+    reference = read_reference(run.ledger_path, key, incarnation=incarnation, attempt=attempt)
+    return read_payload(run.payload_dir, reference, Group)
+
+
 def search_episodes(run: RunFolder, chosen: EpisodeFilter, *, text: str, limit: int) -> tuple[list[FoundEpisode], bool]:
     """The newest episodes that match, and whether there are more than ``limit`` of them.
 
@@ -70,8 +85,7 @@ def _with_replies(run: RunFolder, rows: Iterator[EpisodeRow]) -> Iterator[FoundE
     for (key, incarnation, attempt), members in itertools.groupby(rows, lambda r: (r.key, r.incarnation, r.attempt)):
         replies, problem = {}, ""
         try:
-            reference = read_reference(run.ledger_path, key, incarnation=incarnation, attempt=attempt)
-            group = read_payload(run.payload_dir, reference, Group)
+            group = read_group(run, key, incarnation=incarnation, attempt=attempt)
             replies = {member.episode.member: member.episode.reply for member in group.members}
         except RunFolderError as error:
             problem = str(error)
