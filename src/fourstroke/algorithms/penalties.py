@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fourstroke.algorithms.corrections import importance_weights
 from fourstroke.algorithms.inputs import LossInputs
+from fourstroke.algorithms.policy_losses import MAX_LOG_RATIO
 from fourstroke.config import AlgorithmConfig
 
 
@@ -50,7 +51,7 @@ def kl_estimates(logprobs_N: Tensor, reference_logprobs_N: Tensor, *, estimator:
     values_N = {
         "k1": fixed_N,
         "k2": square_N.detach(),
-        "k3": torch.expm1(-fixed_N.clamp(min=-20.0)) + fixed_N,
+        "k3": torch.expm1(-fixed_N.clamp(min=-MAX_LOG_RATIO)) + fixed_N,
     }[estimator]
     return values_N + (square_N - square_N.detach())
 
