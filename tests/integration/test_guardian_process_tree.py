@@ -3,6 +3,7 @@
 Every process of a tree inherits the pipe of its standard output, so that the end of that pipe proves that all are gone.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -107,11 +108,15 @@ class Tree:
         return code, self.guardian.stderr.read()
 
     def close(self):
-        processes = [psutil.Process(pid) for pid in self._pidfds if psutil.pid_exists(pid)]
+        # Any of them may end between the look and the signal.
+        for descriptor in self._pidfds.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         if self.guardian.poll() is None:
-            processes += [*psutil.Process(self.guardian.pid).children(recursive=True), self.guardian]
-        for process in processes:
-            process.kill()
+            for process in psutil.Process(self.guardian.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.guardian.kill()
         self.guardian.communicate()
         for descriptor in self._pidfds.values():
             os.close(descriptor)
